@@ -1,0 +1,1 @@
+"""RLlib: how the algorithm is trained."""

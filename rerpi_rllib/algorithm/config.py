@@ -1,0 +1,271 @@
+"""``RERPIConfig``: every setting, its default and its check, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.utils.annotations import override
+
+from rerpi_rllib import envs
+from rerpi_rllib.algorithm.learner import RERPITorchLearner
+from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
+
+
+@dataclass(frozen=True)
+class _Check:
+    """Whether a value is allowed, and the words that say what is."""
+
+    allowed: str
+    holds: Callable[[Any], bool]
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _one_of(*choices: str) -> _Check:
+    return _Check("one of " + ", ".join(repr(c) for c in choices), lambda v: v in choices)
+
+
+_POSITIVE = _Check("a number above 0", lambda v: _is_number(v) and 0 < v < float("inf"))
+_COUNT = _Check("a whole number of at least 1", lambda v: _is_int(v) and v >= 1)
+_LAYERS = _Check(
+    "a list of at least one layer size, each a whole number of at least 1",
+    lambda v: isinstance(v, (list, tuple)) and len(v) > 0 and all(_is_int(n) and n > 0 for n in v),
+)
+_LEARNING_RATE = _Check(
+    "a number above 0, or a schedule [[step, value], ...]",
+    lambda v: isinstance(v, (list, tuple)) or (_is_number(v) and 0 < v < float("inf")),
+)
+
+_CHECKS = {
+    "epsilon": _POSITIVE,
+    "epsilon_mu": _POSITIVE,
+    "epsilon_sigma": _POSITIVE,
+    "weighting": _one_of("exponential"),
+    "fit": _one_of("decoupled"),
+    "per_dimension_kl": _Check("True or False", lambda v: isinstance(v, bool)),
+    "temperature_solver": _one_of("exact", "adam"),
+    "policy_evaluation": _one_of("td0"),
+    "num_action_samples": _COUNT,
+    "num_bootstrap_samples": _COUNT,
+    "target_update_period": _COUNT,
+    "lr": _LEARNING_RATE,
+    "dual_lr": _LEARNING_RATE,
+    "replay_capacity": _COUNT,
+    "updates_per_env_step": _Check(
+        "a number above 0, or None to let learner and EnvRunners run free",
+        lambda v: v is None or _POSITIVE.holds(v),
+    ),
+    "num_steps_sampled_before_learning_starts": _COUNT,
+    "policy_layers": _LAYERS,
+    "critic_layers": _LAYERS,
+    "initial_stddev": _POSITIVE,
+    "gamma": _Check("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
+}
+
+
+class RERPIConfig(AlgorithmConfig):
+    """Settings of RERPI. The defaults are the paper's one set of hyperparameters.
+
+    They assume millions of updates on a GPU. For a machine without one there is
+    :meth:`RERPIConfig.compact`.
+
+    .. code-block:: python
+
+        from rerpi_rllib import RERPIConfig
+
+        config = RERPIConfig.compact().environment("dm_control/cartpole-swingup-v0")
+        algo = config.build_algo()
+        print(algo.train())
+    """
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        from rerpi_rllib.algorithm.rerpi import RERPI
+
+        super().__init__(algo_class=algo_class or RERPI)
+
+        # Step 1, policy evaluation.
+        self.policy_evaluation = "td0"
+        self.num_bootstrap_samples = 1
+        self.target_update_period = 250
+        # Step 2, weights.
+        self.weighting = "exponential"
+        self.epsilon = 0.1
+        self.temperature_solver = "exact"
+        self.num_action_samples = 20
+        # Step 3, fit.
+        self.fit = "decoupled"
+        self.epsilon_mu = 5e-4
+        self.epsilon_sigma = 1e-5
+        self.per_dimension_kl = False
+        # Networks and optimizers.
+        self.policy_layers: Sequence[int] = (200, 200, 200)
+        self.critic_layers: Sequence[int] = (500, 500, 500)
+        self.initial_stddev = 0.5
+        self.lr = 3e-4
+        self.dual_lr = 1e-2
+        # Replay, and how fast to learn from it.
+        self.replay_capacity = 2_000_000
+        self.updates_per_env_step: float | None = None
+        self.num_steps_sampled_before_learning_starts = 1_000
+
+        # Settings of RLlib's own, with defaults that fit.
+        self.gamma = 0.99
+        self.train_batch_size = 3072
+        self.num_env_runners = 1
+        self.rollout_fragment_length = 50
+        self.max_requests_in_flight_per_env_runner = 2
+        self.num_gpus_per_learner = "auto"
+        self.min_sample_timesteps_per_iteration = 1_000
+        self.metrics_num_episodes_for_smoothing = 10
+        # Checked once a call by the learner instead of twice for each parameter and update.
+        self.torch_skip_nan_gradients = True
+        # Nothing in the default pipelines has a state to merge between EnvRunners.
+        self._dont_auto_sync_env_runner_states = True
+
+    @classmethod
+    def compact(cls) -> RERPIConfig:
+        """Small networks and batch for a machine without a GPU, and larger moves to go with it.
+
+        The paper's bounds allow a policy to move so little between two copies of the target network
+        that it takes millions of updates; on a laptop there are tens of thousands.
+        """
+        return cls().training(
+            policy_layers=(128, 128),
+            critic_layers=(256, 256),
+            train_batch_size=128,
+            epsilon_mu=5e-3,
+            epsilon_sigma=1e-4,
+            target_update_period=100,
+            num_bootstrap_samples=5,
+            updates_per_env_step=0.5,
+        )
+
+    @override(AlgorithmConfig)
+    def training(
+        self,
+        *,
+        epsilon: float = NotProvided,
+        epsilon_mu: float = NotProvided,
+        epsilon_sigma: float = NotProvided,
+        weighting: str = NotProvided,
+        fit: str = NotProvided,
+        per_dimension_kl: bool = NotProvided,
+        temperature_solver: str = NotProvided,
+        policy_evaluation: str = NotProvided,
+        num_action_samples: int = NotProvided,
+        num_bootstrap_samples: int = NotProvided,
+        target_update_period: int = NotProvided,
+        dual_lr: float = NotProvided,
+        replay_capacity: int = NotProvided,
+        updates_per_env_step: float | None = NotProvided,
+        num_steps_sampled_before_learning_starts: int = NotProvided,
+        policy_layers: Sequence[int] = NotProvided,
+        critic_layers: Sequence[int] = NotProvided,
+        initial_stddev: float = NotProvided,
+        **kwargs: Any,
+    ) -> RERPIConfig:
+        """Settings of the algorithm; what is not listed here is RLlib's own.
+
+        Args:
+            epsilon: bound on the mean KL of the action weights to uniform (Step 2).
+            epsilon_mu: bound on the KL by which the mean may move between two target copies.
+            epsilon_sigma: the same for the covariance.
+            weighting: how Q-values become weights: "exponential".
+            fit: how the policy is fitted to them: "decoupled".
+            per_dimension_kl: apply ``epsilon_mu`` and ``epsilon_sigma`` to each action dimension.
+            temperature_solver: "exact" solves the dual on every batch, which makes the weights
+                independent of the scale of the rewards; "adam" takes one gradient step as the paper.
+            policy_evaluation: how the critic's targets are made: "td0".
+            num_action_samples: actions per state in Step 2 (the paper's N).
+            num_bootstrap_samples: actions averaged in the bootstrap of Step 1.
+            target_update_period: learner updates between two copies to the target networks.
+            dual_lr: learning rate of the multipliers' logarithms.
+            replay_capacity: steps kept.
+            updates_per_env_step: ratio of learning to acting; None lets both run free.
+            num_steps_sampled_before_learning_starts: steps gathered before the first update.
+            policy_layers: sizes of the policy's hidden layers.
+            critic_layers: sizes of the critic's hidden layers.
+            initial_stddev: the policy's standard deviation before training, where actions are
+                normalised to [-1, 1].
+            **kwargs: RLlib's own, such as ``lr``, ``gamma`` and ``train_batch_size_per_learner``.
+        """
+        given = {
+            key: value
+            for key, value in locals().items()
+            if key not in ("self", "kwargs", "__class__") and value is not NotProvided
+        }
+        if "train_batch_size" in kwargs:
+            self._train_batch_size_per_learner = None
+        super().training(**kwargs)
+        for key, value in given.items():
+            setattr(self, key, value)
+        return self
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        for key, check in _CHECKS.items():
+            value = getattr(self, key)
+            if not check.holds(value):
+                self._value_error(f"{key}={value!r} is not allowed: it must be {check.allowed}.")
+        if self.total_train_batch_size > self.replay_capacity:
+            self._value_error(
+                f"train_batch_size={self.total_train_batch_size} is larger than "
+                f"replay_capacity={self.replay_capacity}: a batch must fit into the replay."
+            )
+        if self.num_gpus_per_learner == "auto":
+            self.num_gpus_per_learner = _gpus_for_learner(self.num_learners)
+        if isinstance(self.env, str):
+            envs.register_with_tune(self.env)
+        super().validate()
+
+    @override(AlgorithmConfig)
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        return RLModuleSpec(module_class=RERPITorchRLModule)
+
+    @override(AlgorithmConfig)
+    def get_default_learner_class(self) -> type[RERPITorchLearner]:
+        return RERPITorchLearner
+
+    @property
+    @override(AlgorithmConfig)
+    def _model_config_auto_includes(self) -> dict[str, Any]:
+        return super()._model_config_auto_includes | {
+            "networks": {
+                "policy_layers": tuple(self.policy_layers),
+                "critic_layers": tuple(self.critic_layers),
+                "initial_stddev": self.initial_stddev,
+                "per_dimension_kl": self.per_dimension_kl,
+                "learned_temperature": self.temperature_solver == "adam",
+            },
+            "loss": {
+                "gamma": self.gamma,
+                "epsilon": self.epsilon,
+                "epsilon_mu": self.epsilon_mu,
+                "epsilon_sigma": self.epsilon_sigma,
+                "per_dimension_kl": self.per_dimension_kl,
+                "temperature_solver": self.temperature_solver,
+                "num_action_samples": self.num_action_samples,
+                "num_bootstrap_samples": self.num_bootstrap_samples,
+            },
+        }
+
+
+def _gpus_for_learner(num_learners: int) -> int:
+    """One GPU for each learner if the cluster has that many, otherwise none."""
+    if ray.is_initialized():
+        available = int(ray.cluster_resources().get("GPU", 0))
+    else:
+        available = torch.cuda.device_count()
+    return 1 if available >= max(1, num_learners) else 0

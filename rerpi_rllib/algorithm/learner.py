@@ -1,0 +1,114 @@
+"""The learner: several updates a call, target networks copied by the count of updates."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.core.learner.training_data import TrainingData
+from ray.rllib.utils.annotations import override
+
+from rerpi_rllib.algorithm.rl_module import METRICS, TOTAL_LOSS
+
+NUM_UPDATES = "num_updates"
+
+
+class RERPITorchLearner(TorchLearner):
+    """Critic, policy and multipliers, each with an Adam of its own, on one backward pass."""
+
+    @override(TorchLearner)
+    def build(self) -> None:
+        # Ray limits its workers' threads by their CPUs; a learner in the user's own process takes
+        # the same share, so that it does not fight the EnvRunners for cores.
+        cpus = self.config.num_cpus_per_learner
+        if cpus == "auto" or self.config.num_learners == 0:
+            cpus = self.config.num_cpus_for_main_process if self.config.num_learners == 0 else 1
+        torch.set_num_threads(max(1, int(cpus)))
+        self._num_updates = 0
+        super().build()
+
+    @override(TorchLearner)
+    def configure_optimizers_for_module(self, module_id: str, config=None) -> None:
+        nets = self.module[module_id].unwrapped().nets
+        for name, part, lr in (
+            ("critic", nets.critic, config.lr),
+            ("policy", nets.policy, config.lr),
+            ("dual", nets.multipliers, config.dual_lr),
+        ):
+            parameters = list(part.parameters())
+            self.register_optimizer(
+                module_id=module_id,
+                optimizer_name=name,
+                optimizer=torch.optim.Adam(parameters, fused=True),
+                params=parameters,
+                lr_or_lr_schedule=lr,
+            )
+
+    @override(TorchLearner)
+    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out) -> torch.Tensor:
+        return fwd_out[TOTAL_LOSS]
+
+    @override(TorchLearner)
+    def update(
+        self,
+        *,
+        training_data: TrainingData,
+        timesteps: dict[str, Any] | None = None,
+        minibatch_size: int,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """One update for every ``minibatch_size`` rows of the batch, in order.
+
+        What RLlib does around an update (metrics, schedules, iterators) is done once for all of
+        them: at 256 rows it would otherwise cost a good part of the update itself.
+        """
+        self._check_is_built()
+        self.before_gradient_based_update(timesteps=timesteps or {})
+        training_data.validate()
+        training_data.solve_refs()
+        batch = self._make_batch_if_necessary(training_data=training_data)
+        columns = batch.policy_batches[DEFAULT_MODULE_ID]
+        self._weights_seq_no += 1
+
+        logged = defaultdict(list)
+        for start in range(0, batch.count, minibatch_size):
+            minibatch = {k: v[start : start + minibatch_size] for k, v in columns.items()}
+            fwd_out, _, _ = self._update({DEFAULT_MODULE_ID: minibatch})
+            metrics = fwd_out[DEFAULT_MODULE_ID][METRICS]
+            for key, value in metrics.items():
+                logged[key].append(value)
+            self._num_updates += 1
+            if self._num_updates % self.config.target_update_period == 0:
+                self.module[DEFAULT_MODULE_ID].unwrapped().nets.update_targets()
+                for key in ("kl_mu", "kl_sigma"):
+                    logged[f"{key}_at_target_update"].append(metrics[key])
+
+        names = list(logged)
+        means = torch.stack([torch.stack(logged[name]).mean() for name in names]).tolist()
+        self._check_finite(dict(zip(names, means)))
+        for name, mean in zip(names, means):
+            self.metrics.log_value((DEFAULT_MODULE_ID, name), mean, window=1)
+        self._log_steps_trained_metrics(batch)
+        self.after_gradient_based_update(timesteps=timesteps or {})
+        return self.metrics.reduce()
+
+    def _check_finite(self, means: dict[str, float]) -> None:
+        broken = [name for name, mean in means.items() if not torch.isfinite(torch.tensor(mean))]
+        if broken:
+            raise FloatingPointError(
+                f"{', '.join(broken)} became NaN or infinite by update {self._num_updates}. "
+                "Look for NaN in the environment's observations and rewards; otherwise a smaller "
+                f"lr (now {self.config.lr}) or smaller bounds may help."
+            )
+
+    @override(TorchLearner)
+    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {**super().get_state(*args, **kwargs), NUM_UPDATES: self._num_updates}
+
+    @override(TorchLearner)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self._num_updates = state.get(NUM_UPDATES, self._num_updates)

@@ -1,0 +1,303 @@
+"""Replay in flat arrays: one copy of each observation, one memory copy from episode to batch.
+
+A row holds an observation and what was done and received in it; the *next* observation is simply the
+next row. The last observation of an episode has a row of its own, marked as no transition, so a
+transition or a window of them never reaches into another episode.
+
+The rows are divided into lanes, one for each environment that is stepped at the same time. A lane is
+a ring: an episode that arrives in several pieces is continued where its last piece ended.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import pickle
+from typing import Any
+
+import numpy as np
+import pyarrow.fs
+from ray.rllib.core.columns import Columns
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.checkpoints import Checkpointable
+
+_TRANSITION, _TERMINATED = np.uint8(1), np.uint8(2)
+
+
+class ReplayBuffer(Checkpointable):
+    """Uniform replay of transitions and windows.
+
+    Memory is ``4 * (observation + action + 2) + 1`` bytes a step, and one row more for each episode.
+    The arrays are reserved at once, but the operating system commits them only as they fill.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_size: int,
+        action_size: int,
+        *,
+        num_lanes: int = 1,
+        seed: int | None = None,
+    ) -> None:
+        self._lane_rows = -(-capacity // num_lanes) + 1
+        rows = self._lane_rows * num_lanes
+        self._columns = {
+            Columns.OBS: np.zeros((rows, observation_size), np.float32),
+            Columns.ACTIONS: np.zeros((rows, action_size), np.float32),
+            Columns.REWARDS: np.zeros(rows, np.float32),
+            Columns.ACTION_LOGP: np.zeros(rows, np.float32),
+            "flags": np.zeros(rows, np.uint8),
+        }
+        self._flags = self._columns["flags"]
+        # Of each lane: the row of its newest observation (-1: none yet), rows ever used, and the
+        # number of the addition that last wrote to it.
+        self._head = np.full(num_lanes, -1, np.int64)
+        self._filled = np.zeros(num_lanes, np.int64)
+        self._written = np.zeros(num_lanes, np.int64)
+        self._open: dict[str, int] = {}
+        self._additions = 0
+        self._size = 0
+        self._rng = np.random.default_rng(seed)
+        self._arguments = {
+            "capacity": capacity,
+            "observation_size": observation_size,
+            "action_size": action_size,
+            "num_lanes": num_lanes,
+            "seed": seed,
+        }
+
+    def __len__(self) -> int:
+        """Number of transitions stored."""
+        return self._size
+
+    def add_episode(self, episode: SingleAgentEpisode) -> None:
+        """Store an episode, or the next piece of one, as the EnvRunner returns it."""
+        self.add(
+            episode.id_,
+            observations=episode.get_observations(),
+            actions=episode.get_actions(),
+            rewards=episode.get_rewards(),
+            log_probs=episode.get_extra_model_outputs(Columns.ACTION_LOGP),
+            terminated=episode.is_terminated,
+            done=episode.is_done,
+        )
+
+    def add(
+        self,
+        episode_id: str,
+        *,
+        observations: np.ndarray,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        log_probs: np.ndarray,
+        terminated: bool,
+        done: bool,
+    ) -> None:
+        """Store L steps of an episode.
+
+        Args:
+            episode_id: the same for all pieces of one episode.
+            observations: ``[L + 1, O]``; the first is the last one of the episode's previous piece.
+            actions, rewards, log_probs: ``[L, D]``, ``[L]`` and ``[L]``.
+            terminated: whether the last step ended in a terminal state.
+            done: whether the episode ends here, terminated or truncated.
+        """
+        length = len(rewards)
+        if length == 0:
+            return
+        keep = self._lane_rows - 1
+        if length > keep:  # Longer than the whole lane: its newest part is what would remain.
+            cut = length - keep
+            observations, actions = observations[cut:], actions[cut:]
+            rewards, log_probs, length = rewards[cut:], log_probs[cut:], keep
+
+        lane, continued = self._lane_for(episode_id)
+        first = int(self._head[lane]) if continued else int(self._head[lane]) + 1
+        flags = np.full(length + 1, _TRANSITION, np.uint8)
+        flags[-1] = 0
+        if terminated:
+            flags[-2] |= _TERMINATED
+
+        rows = self._ring_slices(lane, first, length + 1)
+        self._size += length - sum(int((self._flags[r] & _TRANSITION).sum()) for r, _ in rows)
+        for row, source in rows:
+            self._columns[Columns.OBS][row] = observations[source]
+            self._flags[row] = flags[source]
+        for row, source in self._ring_slices(lane, first, length):
+            self._columns[Columns.ACTIONS][row] = actions[source]
+            self._columns[Columns.REWARDS][row] = rewards[source]
+            self._columns[Columns.ACTION_LOGP][row] = log_probs[source]
+
+        end = first + length
+        self._filled[lane] = min(self._lane_rows, max(int(self._filled[lane]), end + 1))
+        self._head[lane] = end % self._lane_rows
+        self._additions += 1
+        self._written[lane] = self._additions
+        if done:
+            self._open.pop(episode_id, None)
+
+    def sample(self, size: int) -> dict[str, np.ndarray]:
+        """``size`` transitions, uniform over all that are stored, with replacement."""
+        rows = self._sample_rows(size)
+        return {
+            Columns.OBS: self._columns[Columns.OBS].take(rows, axis=0),
+            Columns.NEXT_OBS: self._columns[Columns.OBS].take(self._following(rows, 1), axis=0),
+            Columns.ACTIONS: self._columns[Columns.ACTIONS].take(rows, axis=0),
+            Columns.REWARDS: self._columns[Columns.REWARDS].take(rows),
+            Columns.ACTION_LOGP: self._columns[Columns.ACTION_LOGP].take(rows),
+            Columns.TERMINATEDS: (self._flags.take(rows) == _TRANSITION | _TERMINATED).astype(
+                np.float32
+            ),
+        }
+
+    def sample_sequences(self, size: int, length: int) -> dict[str, np.ndarray]:
+        """``size`` windows of ``length`` steps whose first step is uniform over all stored.
+
+        A window never crosses the end of an episode: where the episode ends inside it,
+        ``loss_mask`` is False from there on, and those steps hold no meaningful data.
+
+        Returns:
+            ``obs`` ``[size, length + 1, O]``; all else ``[size, length, ...]``.
+        """
+        rows = self._following(self._sample_rows(size)[:, None], np.arange(length + 1))
+        steps = rows[:, :-1]
+        flags = self._flags.take(steps)
+        return {
+            Columns.OBS: self._columns[Columns.OBS].take(rows, axis=0),
+            Columns.ACTIONS: self._columns[Columns.ACTIONS].take(steps, axis=0),
+            Columns.REWARDS: self._columns[Columns.REWARDS].take(steps),
+            Columns.ACTION_LOGP: self._columns[Columns.ACTION_LOGP].take(steps),
+            Columns.TERMINATEDS: (flags == _TRANSITION | _TERMINATED).astype(np.float32),
+            Columns.LOSS_MASK: np.logical_and.accumulate(flags != 0, axis=1),
+        }
+
+    def _sample_rows(self, size: int) -> np.ndarray:
+        """Rows that hold a transition: drawn from all rows in use, and again where they do not."""
+        if self._size == 0:
+            raise ValueError("The replay is empty: there is nothing to sample yet.")
+        ends = np.cumsum(self._filled)
+        offsets = np.arange(len(ends)) * self._lane_rows - (ends - self._filled)
+        rows = np.empty(0, np.int64)
+        while len(rows) < size:
+            drawn = self._rng.integers(ends[-1], size=size - len(rows))
+            drawn += offsets[np.searchsorted(ends, drawn, side="right")]
+            rows = np.concatenate([rows, drawn[self._flags.take(drawn) != 0]])
+        return rows
+
+    def _following(self, rows: np.ndarray, steps: int | np.ndarray) -> np.ndarray:
+        """The rows ``steps`` later in the same lane."""
+        following = rows + steps
+        wraps = following // self._lane_rows != rows // self._lane_rows
+        return following - wraps * self._lane_rows
+
+    def _lane_for(self, episode_id: str) -> tuple[int, bool]:
+        """The lane to write to, and whether it continues this very episode there."""
+        if episode_id in self._open:
+            return self._open[episode_id], True
+        busy = set(self._open.values())
+        free = [lane for lane in range(len(self._head)) if lane not in busy]
+        # No free lane: an environment was lost, or there are more of them than lanes. The episode
+        # that has waited longest gives way; what it has stored stays valid.
+        lane = min(free or range(len(self._head)), key=lambda lane: (self._written[lane], lane))
+        self._open = {key: value for key, value in self._open.items() if value != lane}
+        self._open[episode_id] = lane
+        return lane, False
+
+    def _ring_slices(self, lane: int, first: int, count: int) -> list[tuple[slice, slice]]:
+        """``count`` rows from ``first`` in a lane: pairs of where they are and what goes there."""
+        base, first = lane * self._lane_rows, first % self._lane_rows
+        before_wrap = min(count, self._lane_rows - first)
+        parts = [(slice(base + first, base + first + before_wrap), slice(0, before_wrap))]
+        if before_wrap < count:
+            parts.append((slice(base, base + count - before_wrap), slice(before_wrap, count)))
+        return parts
+
+    # -- Checkpoints: raw arrays beside a small state file, written without a copy in memory. --
+
+    def get_state(self, components=None, *, not_components=None, **kwargs) -> dict[str, Any]:
+        return {
+            "head": self._head.copy(),
+            "filled": self._filled.copy(),
+            "written": self._written.copy(),
+            "open": dict(self._open),
+            "additions": self._additions,
+            "size": self._size,
+            "lane_rows": self._lane_rows,
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._head = state["head"].copy()
+        self._filled = state["filled"].copy()
+        self._written = state["written"].copy()
+        self._open = dict(state["open"])
+        self._additions = state["additions"]
+        self._size = state["size"]
+        self._rng.bit_generator.state = state["rng"]
+
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
+        return (), self._arguments
+
+    def _used(self, lane_rows: int, filled: np.ndarray) -> list[slice]:
+        return [slice(i * lane_rows, i * lane_rows + int(n)) for i, n in enumerate(filled)]
+
+    def save_to_path(self, path=None, *, state=None, filesystem=None, **kwargs) -> str:
+        path = super().save_to_path(path, state=state, filesystem=filesystem, **kwargs)
+        filesystem = filesystem or pyarrow.fs.LocalFileSystem()
+        for name, column in self._columns.items():
+            with filesystem.open_output_stream(f"{path}/{name}.bin", compression=None) as file:
+                for used in self._used(self._lane_rows, self._filled):
+                    file.write(memoryview(column[used]).cast("B") if used.stop > used.start else b"")
+        return path
+
+    def restore_from_path(self, path, *, component=None, filesystem=None, **kwargs) -> None:
+        filesystem = filesystem or pyarrow.fs.LocalFileSystem()
+        path = pathlib.Path(path).as_posix()
+        with filesystem.open_input_stream(f"{path}/{self.STATE_FILE_NAME}.pkl") as file:
+            state = pickle.load(file)
+        same_shape = state["lane_rows"] == self._lane_rows and len(state["head"]) == len(self._head)
+        if same_shape:
+            restored = self
+        else:  # The run goes on with another capacity or another number of environments.
+            restored = ReplayBuffer(
+                **{
+                    **self._arguments,
+                    "capacity": (state["lane_rows"] - 1) * len(state["head"]),
+                    "num_lanes": len(state["head"]),
+                }
+            )
+        for name, column in restored._columns.items():
+            with filesystem.open_input_stream(f"{path}/{name}.bin", compression=None) as file:
+                for used in self._used(state["lane_rows"], state["filled"]):
+                    if used.stop > used.start:
+                        size = column[used].nbytes
+                        part = np.frombuffer(file.read(size), column.dtype)
+                        column[used] = part.reshape(column[used].shape)
+        restored.set_state(state)
+        if restored is not self:
+            for episode in restored._episodes():
+                self.add(**episode)
+            self._rng.bit_generator.state = state["rng"]
+
+    def _episodes(self):
+        """What is stored, as arguments of :meth:`add`, oldest first within each lane."""
+        for lane, (head, filled) in enumerate(zip(self._head, self._filled)):
+            if filled == 0:
+                continue
+            order = (head + 1 + np.arange(self._lane_rows)) % self._lane_rows
+            rows = lane * self._lane_rows + order[order < filled]
+            flags = self._flags[rows]
+            start = 0
+            for end in np.flatnonzero(flags == 0):
+                if end > start:
+                    piece, steps = rows[start : end + 1], rows[start:end]
+                    yield {
+                        "episode_id": f"restored-{lane}-{start}",
+                        "observations": self._columns[Columns.OBS][piece],
+                        "actions": self._columns[Columns.ACTIONS][steps],
+                        "rewards": self._columns[Columns.REWARDS][steps],
+                        "log_probs": self._columns[Columns.ACTION_LOGP][steps],
+                        "terminated": bool(flags[end - 1] & _TERMINATED),
+                        "done": True,
+                    }
+                start = end + 1

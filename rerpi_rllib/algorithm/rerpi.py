@@ -1,0 +1,172 @@
+"""``RERPI``: the training step, in which acting and learning go on at the same time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.learner.training_data import TrainingData
+from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    LEARNER_RESULTS,
+    LEARNER_UPDATE_TIMER,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    SAMPLE_TIMER,
+    SYNCH_WORKER_WEIGHTS_TIMER,
+    TIMERS,
+)
+
+from rerpi_rllib.algorithm.config import RERPIConfig
+from rerpi_rllib.algorithm.rate_limiter import RateLimiter
+from rerpi_rllib.algorithm.replay import ReplayBuffer
+
+logger = logging.getLogger(__name__)
+
+NUM_UPDATES_LIFETIME = "num_updates_lifetime"
+REPLAY = "replay"
+_LIMITER = "rate_limiter"
+
+_MAX_UPDATES_PER_CALL = 50
+_MAX_ROWS_PER_CALL = 2**18
+_SECONDS_PER_CALL = 1.0
+
+
+def _sample_and_get_metrics(env_runner: EnvRunner) -> tuple[list, dict]:
+    return env_runner.sample(), env_runner.get_metrics()
+
+
+class RERPI(Algorithm):
+    """Relative Entropy Regularized Policy Iteration.
+
+    Abdolmaleki et al., 2018: policy evaluation by TD learning, weights over sampled actions from
+    the Q-function, and a policy fitted to them with separate bounds for mean and covariance.
+    """
+
+    @classmethod
+    @override(Algorithm)
+    def get_default_config(cls) -> RERPIConfig:
+        return RERPIConfig()
+
+    @override(Algorithm)
+    def setup(self, config: RERPIConfig) -> None:
+        super().setup(config)
+        observation_space, action_space = self.spaces[DEFAULT_MODULE_ID]
+        self.replay = ReplayBuffer(
+            self.config.replay_capacity,
+            int(np.prod(observation_space.shape)),
+            int(np.prod(action_space.shape)),
+            num_lanes=max(1, self.config.num_env_runners) * self.config.num_envs_per_env_runner,
+            seed=self.config.seed,
+        )
+        self._limiter = RateLimiter(
+            self.config.updates_per_env_step,
+            self.config.num_steps_sampled_before_learning_starts,
+        )
+        self._seconds_per_update = 0.0
+        if self.config.num_gpus_per_learner == 0:
+            logger.warning("No GPU for the learner: it runs on the CPU.")
+
+    @override(Algorithm)
+    def training_step(self) -> None:
+        """Gather what the EnvRunners have, learn as much as is due, send the new weights out."""
+        with self.metrics.log_time((TIMERS, SAMPLE_TIMER)):
+            self._collect()
+        updates = self._limiter.updates_due(limit=self._updates_per_call())
+        while updates:
+            with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
+                self._learn(updates)
+            if self._is_asynchronous:
+                break
+            updates = self._limiter.updates_due(limit=self._updates_per_call())
+        if self._limiter.updates:
+            with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
+                self.env_runner_group.sync_weights(
+                    from_worker_or_learner_group=self.learner_group, inference_only=True
+                )
+
+    @property
+    def _is_asynchronous(self) -> bool:
+        return self.config.num_env_runners > 0
+
+    def _collect(self) -> None:
+        """Move finished fragments into the replay and ask the EnvRunners for the next ones."""
+        if not self._is_asynchronous:
+            results = [_sample_and_get_metrics(self.env_runner)]
+        else:
+            self._request_samples()
+            # With updates to make there is no waiting for the environments.
+            wait = 0.0 if self._limiter.updates_due(limit=1) else 0.2
+            results = self.env_runner_group.fetch_ready_async_reqs(
+                tags="sample", timeout_seconds=wait
+            )
+            results = [result for _, result in results]
+        for episodes, metrics in results:
+            for episode in episodes:
+                self.replay.add_episode(episode)
+                self._limiter.env_steps += len(episode)
+            self.metrics.aggregate([metrics], key=ENV_RUNNER_RESULTS)
+        if self._is_asynchronous and results:
+            self._request_samples()
+
+    def _request_samples(self) -> None:
+        per_runner = (
+            self.config.get_rollout_fragment_length() * self.config.num_envs_per_env_runner
+        )
+        in_flight = self.env_runner_group.num_in_flight_async_reqs("sample") * per_runner
+        if self._limiter.may_sample(in_flight, per_runner * self.config.num_env_runners):
+            self.env_runner_group.foreach_env_runner_async(_sample_and_get_metrics, tag="sample")
+
+    def _updates_per_call(self) -> int:
+        """Enough updates that the work around a call is negligible, few enough to stay responsive.
+
+        Without remote EnvRunners the number is fixed: the run has to be the same for a seed.
+        """
+        limit = min(
+            _MAX_UPDATES_PER_CALL, _MAX_ROWS_PER_CALL // self.config.total_train_batch_size
+        )
+        if self._is_asynchronous and self._seconds_per_update > 0.0:
+            limit = min(limit, int(_SECONDS_PER_CALL / self._seconds_per_update))
+        return max(1, limit)
+
+    def _learn(self, updates: int) -> None:
+        started = time.perf_counter()
+        batch = self.replay.sample(updates * self.config.total_train_batch_size)
+        size = len(batch["rewards"])
+        results = self.learner_group.update(
+            training_data=TrainingData(
+                batch=MultiAgentBatch({DEFAULT_MODULE_ID: SampleBatch(batch)}, size)
+            ),
+            timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._limiter.env_steps},
+            minibatch_size=self.config.train_batch_size_per_learner,
+        )
+        self._limiter.updates += updates
+        self._seconds_per_update = (time.perf_counter() - started) / updates
+        self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        self.metrics.log_value(NUM_UPDATES_LIFETIME, updates, reduce="lifetime_sum")
+
+    # -- Checkpoints: what RLlib saves, and the replay and the counters. --
+
+    @override(Algorithm)
+    def get_state(self, components=None, *, not_components=None, **kwargs: Any) -> dict[str, Any]:
+        state = super().get_state(components, not_components=not_components, **kwargs)
+        if self._check_component(REPLAY, components, not_components):
+            state[REPLAY] = self.replay.get_state()
+        state[_LIMITER] = self._limiter.get_state()
+        return state
+
+    @override(Algorithm)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        if _LIMITER in state:
+            self._limiter.set_state(state[_LIMITER])
+
+    @override(Algorithm)
+    def get_checkpointable_components(self) -> list:
+        return [*super().get_checkpointable_components(), (REPLAY, self.replay)]

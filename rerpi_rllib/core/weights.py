@@ -1,0 +1,173 @@
+"""Step 2 of the paper: from Q-values to weights over the sampled actions.
+
+Everywhere ``q_values`` is ``[N, B]``: N actions sampled for each of B states. All functions work
+with Q minus its maximum over the actions of a state. The weights do not depend on that offset, and
+in float32 a large one would otherwise cost the digits that decide between the actions.
+
+Paper: Relative Entropy Regularized Policy Iteration (Abdolmaleki et al., 2018), section 4.1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# Below this fraction of the range of Q the exponential weights are one-hot for every purpose, so it
+# stands in for "temperature zero" where the dual has no minimum at a positive temperature.
+_SMALLEST_RELATIVE_TEMPERATURE = 1e-12
+_SMALLEST_TEMPERATURE = 1e-30
+
+
+def _below_maximum(q_values: Tensor) -> Tensor:
+    return q_values - q_values.max(dim=0, keepdim=True).values
+
+
+def exponential_weights(q_values: Tensor, temperature: Tensor | float) -> Tensor:
+    """``softmax(Q / temperature)`` over the actions of each state.
+
+    Args:
+        q_values: ``[N, B]``.
+        temperature: scalar, positive.
+
+    Returns:
+        ``[N, B]``, positive, each column sums to one.
+    """
+    return torch.softmax(_below_maximum(q_values) / temperature, dim=0)
+
+
+def temperature_dual(q_values: Tensor, temperature: Tensor | float, epsilon: float) -> Tensor:
+    """The convex dual whose minimum over the temperature holds the weights' KL at ``epsilon``.
+
+    ``g(eta) = eta * epsilon + eta * mean_j log mean_i exp(Q_ij / eta)``
+
+    Args:
+        q_values: ``[N, B]``.
+        temperature: scalar eta; gradients flow to it alone.
+        epsilon: bound on the mean KL of the weights to the uniform ones.
+
+    Returns:
+        Scalar.
+    """
+    q_values = q_values.detach()
+    below = _below_maximum(q_values)
+    log_mean_exp = torch.logsumexp(below / temperature, dim=0) - math.log(len(q_values))
+    return (
+        temperature * (epsilon + log_mean_exp.mean()) + q_values.max(dim=0).values.mean()
+    )
+
+
+def _kl_and_slope(below: Tensor, temperature: float) -> tuple[float, float]:
+    """KL of the exponential weights to uniform, and minus its derivative by log temperature."""
+    scaled = below / temperature
+    weights = torch.softmax(scaled, dim=0)
+    mean = (weights * scaled).sum(dim=0)
+    log_mean_exp = torch.logsumexp(scaled, dim=0) - math.log(len(below))
+    variance = (weights * (scaled - mean).square()).sum(dim=0)
+    kl, slope = torch.stack([(mean - log_mean_exp).mean(), variance.mean()]).tolist()
+    return kl, slope
+
+
+@torch.no_grad()
+def solve_temperature(q_values: Tensor, epsilon: float) -> Tensor:
+    """The temperature that minimises :func:`temperature_dual` for this batch.
+
+    The dual's derivative is ``epsilon - KL(weights || uniform)``, and that KL falls as the
+    temperature rises, so this is a root search in one dimension: Newton steps on the logarithm of
+    the temperature, kept inside a bracket. Five evaluations are typical.
+
+    Where no temperature reaches ``epsilon`` the dual falls all the way to zero, and the smallest
+    temperature considered is returned (1e-12 of the range of Q, or 1e-30 if all Q are equal). That
+    happens when ``epsilon`` is at least the KL of the greedy weights, ``log N`` without ties: the
+    weights are then one-hot on the best action, which satisfies the bound. It also happens when all
+    actions of a state are equal (or N = 1), where every temperature gives uniform weights.
+
+    Args:
+        q_values: ``[N, B]``.
+        epsilon: the KL to reach, averaged over states.
+
+    Returns:
+        Positive scalar of the dtype and device of ``q_values``.
+    """
+    below = _below_maximum(q_values.double())
+    widest = float(-below.min())
+    floor = max(widest * _SMALLEST_RELATIVE_TEMPERATURE, _SMALLEST_TEMPERATURE)
+
+    temperature = floor
+    if widest > 0.0 and _kl_and_slope(below, floor)[0] > epsilon:
+        # d KL / d log eta = -variance(Q / eta) >= -(range / 2 eta)^2, hence KL <= range^2 / 8 eta^2.
+        low, high = math.log(floor), math.log(widest / math.sqrt(8.0 * epsilon)) + 1e-6
+        # For nearly equal weights KL = variance(Q) / 2 eta^2.
+        variance = float(below.var(dim=0, correction=0).mean())
+        guess = 0.5 * math.log(variance / (2.0 * epsilon)) if variance > 0.0 else high
+        log_temperature = min(max(guess, low), high)
+        for _ in range(100):
+            kl, slope = _kl_and_slope(below, math.exp(log_temperature))
+            error = kl - epsilon
+            if abs(error) <= 1e-10 * epsilon or high - low < 1e-13:
+                break
+            if error > 0.0:
+                low = log_temperature
+            else:
+                high = log_temperature
+            newton = log_temperature + error / slope if slope > 0.0 else math.inf
+            log_temperature = newton if low < newton < high else 0.5 * (low + high)
+        temperature = math.exp(log_temperature)
+    return q_values.new_tensor(temperature)
+
+
+def ranking_weights(q_values: Tensor, eta: float = 10.0) -> Tensor:
+    """Weight of the i-th best action proportional to ``ln((N + eta) / i)``.
+
+    Equal Q-values share the mean of the weights of the ranks they occupy. ``eta = 0.5`` resembles
+    CMA-ES; larger values are closer to uniform.
+
+    Args:
+        q_values: ``[N, B]``.
+        eta: positive.
+
+    Returns:
+        ``[N, B]``, positive, each column sums to one.
+    """
+    n = len(q_values)
+    ranks = torch.arange(1, n + 1, dtype=q_values.dtype, device=q_values.device)
+    by_rank = torch.log((n + eta) / ranks)
+    by_rank = by_rank / by_rank.sum()
+    cumulative = torch.cat([by_rank.new_zeros(1), by_rank.cumsum(0)])
+
+    descending = (-q_values).T.contiguous()
+    in_order = descending.sort(dim=1).values
+    first = torch.searchsorted(in_order, descending, right=False)
+    last = torch.searchsorted(in_order, descending, right=True)
+    shared = (cumulative[last] - cumulative[first]) / (last - first)
+    return shared.T
+
+
+def identity_weights(q_values: Tensor) -> Tensor:
+    """The Q-values themselves (appendix A): neither positive nor normalised; for study."""
+    return q_values
+
+
+def out_of_bounds_cost(actions: Tensor) -> Tensor:
+    """Minus the Euclidean distance of each action to the box ``[-1, 1]^D``.
+
+    Weighted like Q-values, it makes a second set of weights that pulls the policy back into the box.
+
+    Args:
+        actions: ``[N, B, D]``.
+
+    Returns:
+        ``[N, B]``, zero inside the box and negative outside.
+    """
+    return -torch.linalg.vector_norm(actions - actions.clamp(-1.0, 1.0), dim=-1)
+
+
+def kl_to_uniform(weights: Tensor) -> Tensor:
+    """KL of each state's weights to the uniform ones: ``[N, B]`` to ``[B]``."""
+    return torch.special.xlogy(weights, weights * len(weights)).sum(dim=0)
+
+
+def effective_sample_size(weights: Tensor) -> Tensor:
+    """``1 / sum of squared weights`` for each state: between 1 (one-hot) and N (uniform)."""
+    return weights.square().sum(dim=0).reciprocal()

@@ -1,0 +1,158 @@
+"""The tasks: control suite, Gymnasium, and any other environment with vector observations.
+
+:func:`make` builds an environment by its id; observations come as one float32 vector in a fixed
+order. Actions stay in the environment's own units: RLlib maps the policy's normalised ones to them.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from ray.tune.registry import ENV_CREATOR, _global_registry, register_env
+
+# Tasks whose observations are rendered: cameras, and quadruped-escape's height map.
+_RENDERED = re.compile(r"dm_control/(quadruped-escape|Cmu|Rodent|.*_vision)")
+
+
+def _choose_renderer(needed: bool) -> None:
+    """Set MUJOCO_GL, which MuJoCo's packages read on import, unless the user has.
+
+    Training needs no pictures, and without a display MuJoCo's own choice fails, so by default
+    rendering is off.
+    """
+    if os.environ.get("MUJOCO_GL"):
+        return
+    if needed and ctypes.util.find_library("EGL"):
+        os.environ["MUJOCO_GL"] = "egl"
+    elif needed and ctypes.util.find_library("OSMesa"):
+        os.environ["MUJOCO_GL"] = "osmesa"
+    elif not os.environ.get("DISPLAY"):
+        os.environ["MUJOCO_GL"] = "disabled"
+
+
+def _register_control_suite() -> None:
+    import shimmy
+
+    gym.register_envs(shimmy)
+
+
+def list_ids() -> list[str]:
+    """Ids of all environments that can be built here, control suite first."""
+    _choose_renderer(needed=False)
+    _register_control_suite()
+    suite = sorted(i for i in gym.registry if i.startswith("dm_control/") and "compat" not in i)
+    others = sorted(i for i in gym.registry if "/" not in i)
+    return suite + others
+
+
+def _check_known(env_id: str) -> None:
+    known = list_ids()
+    if env_id in known or env_id in gym.registry or ":" in env_id:
+        return
+    near = difflib.get_close_matches(env_id, known, n=1, cutoff=0.4)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"Unknown environment {env_id!r}.{hint} `rllib list envs` shows what there is."
+    )
+
+
+def make(env_id: str, *, render: bool = False, **kwargs: Any) -> gym.Env:
+    """Build an environment.
+
+    Args:
+        env_id: ``dm_control/<domain>-<task>-v0`` or any other id known to Gymnasium.
+        render: prepare it for ``env.render()`` to give pictures.
+        **kwargs: passed on to the environment.
+    """
+    _choose_renderer(needed=render or bool(_RENDERED.match(env_id)))
+    _check_known(env_id)
+    if render:
+        kwargs["render_mode"] = "rgb_array"
+    try:
+        env = gym.make(env_id, disable_env_checker=True, **kwargs)
+    except RuntimeError as error:
+        if "OpenGL" not in str(error):
+            raise
+        raise ValueError(
+            f"{env_id} is rendered and MUJOCO_GL is {os.environ.get('MUJOCO_GL')!r}: set it to "
+            "'egl' (Debian package libegl1) or 'osmesa' (libosmesa6)."
+        ) from None
+    except gym.error.Error as error:
+        raise ValueError(f"Could not make {env_id!r}: {error}") from error
+    return VectorObservations(env)
+
+
+def register_with_tune(env_id: str) -> None:
+    """Let Ray's workers build ``env_id`` with :func:`make`, unless the user registered the name."""
+    if not _global_registry.contains(ENV_CREATOR, env_id):
+        register_env(env_id, partial(_create, env_id))
+
+
+def _create(env_id: str, env_config: Mapping[str, Any]) -> gym.Env:
+    return make(env_id, **env_config)
+
+
+class VectorObservations(gym.ObservationWrapper):
+    """Observations as one float32 vector: the parts of a Dict or Tuple one after the other."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        parts = list(_parts(env.observation_space))
+        for name, space in parts:
+            if space.dtype == np.uint8 and len(space.shape) >= 2:
+                raise ValueError(
+                    f"{_name(env)} has image observations ({name or 'observation'}: "
+                    f"{space.shape} {space.dtype}); RERPI needs vector observations."
+                )
+        self.observation_space = gym.spaces.Box(
+            np.concatenate([np.ravel(space.low) for _, space in parts]).astype(np.float32),
+            np.concatenate([np.ravel(space.high) for _, space in parts]).astype(np.float32),
+            dtype=np.float32,
+        )
+        self._space = env.observation_space
+
+    def observation(self, observation: Any) -> np.ndarray:
+        return np.concatenate(list(_values(self._space, observation)), dtype=np.float32)
+
+
+def _name(env: gym.Env) -> str:
+    return env.spec.id if env.spec else str(env)
+
+
+def _children(space: gym.Space) -> list[tuple[Any, gym.Space]] | None:
+    if isinstance(space, gym.spaces.Dict):
+        return list(space.spaces.items())
+    if isinstance(space, gym.spaces.Tuple):
+        return list(enumerate(space.spaces))
+    return None
+
+
+def _parts(space: gym.Space, name: str = "") -> Iterator[tuple[str, gym.spaces.Box]]:
+    children = _children(space)
+    if children is not None:
+        for key, child in children:
+            yield from _parts(child, f"{name}/{key}" if name else str(key))
+    elif isinstance(space, gym.spaces.Box):
+        yield name, space
+    else:
+        raise ValueError(
+            f"The observation space {name} is {space}; RERPI needs vector observations, "
+            "a Box or a Dict of them."
+        )
+
+
+def _values(space: gym.Space, value: Any) -> Iterator[np.ndarray]:
+    children = _children(space)
+    if children is None:
+        yield np.ravel(value)
+    else:
+        for key, child in children:
+            yield from _values(child, value[key])
