@@ -3,6 +3,13 @@
 Importing this package makes "RERPI" known to Ray Tune.
 """
 
+import os
+
+# MuJoCo's packages read this when they are imported, which RLlib does by itself. Training needs no
+# pictures, and without a display their own choice fails with a warning.
+if not os.environ.get("DISPLAY"):
+    os.environ.setdefault("MUJOCO_GL", "disabled")
+
 from ray.tune.registry import register_trainable
 
 from rerpi_rllib.algorithm.config import RERPIConfig

@@ -127,7 +127,6 @@ class RERPIConfig(AlgorithmConfig):
         self.rollout_fragment_length = 50
         self.max_requests_in_flight_per_env_runner = 2
         self.num_gpus_per_learner = "auto"
-        self.min_sample_timesteps_per_iteration = 1_000
         self.metrics_num_episodes_for_smoothing = 10
         # Checked once a call by the learner instead of twice for each parameter and update.
         self.torch_skip_nan_gradients = True
@@ -226,6 +225,12 @@ class RERPIConfig(AlgorithmConfig):
             )
         if self.num_gpus_per_learner == "auto":
             self.num_gpus_per_learner = _gpus_for_learner(self.num_learners)
+        if not (self.min_time_s_per_iteration or self.min_sample_timesteps_per_iteration):
+            # A steady pulse of results; without remote EnvRunners by steps, to be repeatable.
+            if self.num_env_runners > 0:
+                self.min_time_s_per_iteration = 5
+            else:
+                self.min_sample_timesteps_per_iteration = 1_000
         if isinstance(self.env, str):
             envs.register_with_tune(self.env)
         super().validate()

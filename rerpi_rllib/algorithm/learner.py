@@ -33,16 +33,17 @@ class RERPITorchLearner(TorchLearner):
     @override(TorchLearner)
     def configure_optimizers_for_module(self, module_id: str, config=None) -> None:
         nets = self.module[module_id].unwrapped().nets
-        for name, part, lr in (
-            ("critic", nets.critic, config.lr),
-            ("policy", nets.policy, config.lr),
-            ("dual", nets.multipliers, config.dual_lr),
+        for name, part, lr, betas in (
+            ("critic", nets.critic, config.lr, (0.9, 0.999)),
+            ("policy", nets.policy, config.lr, (0.9, 0.999)),
+            # A short memory: one large KL must not keep the multipliers slow for a thousand updates.
+            ("dual", nets.multipliers, config.dual_lr, (0.9, 0.9)),
         ):
             parameters = list(part.parameters())
             self.register_optimizer(
                 module_id=module_id,
                 optimizer_name=name,
-                optimizer=torch.optim.Adam(parameters, fused=True),
+                optimizer=torch.optim.Adam(parameters, betas=betas, fused=True),
                 params=parameters,
                 lr_or_lr_schedule=lr,
             )

@@ -10,6 +10,7 @@ a ring: an episode that arrives in several pieces is continued where its last pi
 
 from __future__ import annotations
 
+import mmap
 import pathlib
 import pickle
 from typing import Any
@@ -21,6 +22,12 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.checkpoints import Checkpointable
 
 _TRANSITION, _TERMINATED = np.uint8(1), np.uint8(2)
+
+
+def _reserve(shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """Zeros that take memory only where they are written, however malloc is set up."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer(mmap.mmap(-1, size), dtype).reshape(shape)
 
 
 class ReplayBuffer(Checkpointable):
@@ -39,14 +46,14 @@ class ReplayBuffer(Checkpointable):
         num_lanes: int = 1,
         seed: int | None = None,
     ) -> None:
-        self._lane_rows = -(-capacity // num_lanes) + 1
+        self._lane_rows = max(1, capacity // num_lanes) + 1
         rows = self._lane_rows * num_lanes
         self._columns = {
-            Columns.OBS: np.zeros((rows, observation_size), np.float32),
-            Columns.ACTIONS: np.zeros((rows, action_size), np.float32),
-            Columns.REWARDS: np.zeros(rows, np.float32),
-            Columns.ACTION_LOGP: np.zeros(rows, np.float32),
-            "flags": np.zeros(rows, np.uint8),
+            Columns.OBS: _reserve((rows, observation_size), np.float32),
+            Columns.ACTIONS: _reserve((rows, action_size), np.float32),
+            Columns.REWARDS: _reserve((rows,), np.float32),
+            Columns.ACTION_LOGP: _reserve((rows,), np.float32),
+            "flags": _reserve((rows,), np.uint8),
         }
         self._flags = self._columns["flags"]
         # Of each lane: the row of its newest observation (-1: none yet), rows ever used, and the

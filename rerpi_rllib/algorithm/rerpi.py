@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 NUM_UPDATES_LIFETIME = "num_updates_lifetime"
 REPLAY = "replay"
 _LIMITER = "rate_limiter"
+_TIME_TOTAL = "time_total"
 
 _MAX_UPDATES_PER_CALL = 50
 _MAX_ROWS_PER_CALL = 2**18
@@ -159,6 +160,7 @@ class RERPI(Algorithm):
         if self._check_component(REPLAY, components, not_components):
             state[REPLAY] = self.replay.get_state()
         state[_LIMITER] = self._limiter.get_state()
+        state[_TIME_TOTAL] = self._time_total
         return state
 
     @override(Algorithm)
@@ -166,6 +168,7 @@ class RERPI(Algorithm):
         super().set_state(state)
         if _LIMITER in state:
             self._limiter.set_state(state[_LIMITER])
+            self._time_total = state[_TIME_TOTAL]
 
     @override(Algorithm)
     def get_checkpointable_components(self) -> list:

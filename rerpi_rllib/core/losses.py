@@ -84,7 +84,11 @@ def rerpi_loss(
         settings.per_dimension_kl,
     )
 
-    loss = critic_loss + fit.policy_loss + fit.penalty + fit.dual_loss + temperature_loss
+    # Adam does not see a constant scale, but a multiplier that rises or falls tenfold within a few
+    # hundred updates would throw its running averages off, and the policy with them.
+    scale = 1.0 / (1.0 + alpha_mu.detach().max() + alpha_sigma.detach().max())
+    policy_objective = scale * (fit.policy_loss + fit.penalty)
+    loss = critic_loss + policy_objective + fit.dual_loss + temperature_loss
     metrics = {
         "critic_loss": critic_loss,
         "policy_loss": fit.policy_loss,

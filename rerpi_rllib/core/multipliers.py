@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 
 class Multiplier(nn.Module):
-    """A positive number (or one for each action dimension), optimised through its logarithm.
+    """A positive number (or one for each action dimension) that is updated by factors.
 
-    A constraint's solution may lie anywhere between 0.01 and 1,000. In the logarithm an Adam step
-    of size ``lr`` changes the multiplier by the factor ``1 + lr`` wherever it is, so that it neither
-    crawls when it is large nor is thrown about when it is small.
+    A constraint's solution may lie anywhere between 0.01 and 1,000, so what is stored and stepped is
+    the logarithm: an Adam step of size ``lr`` changes the multiplier by the factor ``1 + lr``
+    wherever it is. The gradient is the one by the multiplier itself (exponentiated gradient). With
+    the chain rule's extra factor it would grow with the multiplier, faster than Adam's running
+    averages follow, and a multiplier that has to rise quickly would run away.
     """
 
     def __init__(self, initial: float = 1.0, size: int | None = None) -> None:
@@ -22,4 +24,5 @@ class Multiplier(nn.Module):
         self.log_value = nn.Parameter(torch.full(shape, math.log(initial)))
 
     def forward(self) -> Tensor:
-        return self.log_value.exp()
+        value = self.log_value.detach().exp()
+        return value + (self.log_value - self.log_value.detach())

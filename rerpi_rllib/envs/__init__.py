@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes.util
 import difflib
 import os
-import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -17,26 +16,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from ray.tune.registry import ENV_CREATOR, _global_registry, register_env
-
-# Tasks whose observations are rendered: cameras, and quadruped-escape's height map.
-_RENDERED = re.compile(r"dm_control/(quadruped-escape|Cmu|Rodent|.*_vision)")
-
-
-def _choose_renderer(needed: bool) -> None:
-    """Set MUJOCO_GL, which MuJoCo's packages read on import, unless the user has.
-
-    Training needs no pictures, and without a display MuJoCo's own choice fails, so by default
-    rendering is off.
-    """
-    if os.environ.get("MUJOCO_GL"):
-        return
-    if needed and ctypes.util.find_library("EGL"):
-        os.environ["MUJOCO_GL"] = "egl"
-    elif needed and ctypes.util.find_library("OSMesa"):
-        os.environ["MUJOCO_GL"] = "osmesa"
-    elif not os.environ.get("DISPLAY"):
-        os.environ["MUJOCO_GL"] = "disabled"
-
 
 def _register_control_suite() -> None:
     import shimmy
@@ -46,7 +25,6 @@ def _register_control_suite() -> None:
 
 def list_ids() -> list[str]:
     """Ids of all environments that can be built here, control suite first."""
-    _choose_renderer(needed=False)
     _register_control_suite()
     suite = sorted(i for i in gym.registry if i.startswith("dm_control/") and "compat" not in i)
     others = sorted(i for i in gym.registry if "/" not in i)
@@ -72,12 +50,13 @@ def make(env_id: str, *, render: bool = False, **kwargs: Any) -> gym.Env:
         render: prepare it for ``env.render()`` to give pictures.
         **kwargs: passed on to the environment.
     """
-    _choose_renderer(needed=render or bool(_RENDERED.match(env_id)))
     _check_known(env_id)
     if render:
         kwargs["render_mode"] = "rgb_array"
     try:
         env = gym.make(env_id, disable_env_checker=True, **kwargs)
+        if os.environ.get("MUJOCO_GL") == "disabled":
+            env.reset()  # Some observations are rendered, which shows only here.
     except RuntimeError as error:
         if "OpenGL" not in str(error):
             raise
@@ -88,6 +67,17 @@ def make(env_id: str, *, render: bool = False, **kwargs: Any) -> gym.Env:
     except gym.error.Error as error:
         raise ValueError(f"Could not make {env_id!r}: {error}") from error
     return VectorObservations(env)
+
+
+def rendering_backend() -> str:
+    """A value of MUJOCO_GL that can draw without a display here."""
+    for library, backend in (("EGL", "egl"), ("OSMesa", "osmesa")):
+        if ctypes.util.find_library(library):
+            return backend
+    raise ValueError(
+        "Nothing here can draw without a display: install EGL (Debian package libegl1) or "
+        "OSMesa (libosmesa6)."
+    )
 
 
 def register_with_tune(env_id: str) -> None:

@@ -1,0 +1,224 @@
+"""``rllib ...``: arguments in, calls out.
+
+Wrong use ends with exit code 2 and one line on stderr, a failed run with exit code 1.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import click
+import typer
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Train, evaluate and compare RERPI and its relatives with Ray RLlib.",
+)
+
+_CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+@app.command()
+def train(
+    words: Annotated[
+        Optional[list[str]],
+        typer.Argument(metavar="[file FILE]", help="Take settings from a YAML file."),
+    ] = None,
+    algo: Annotated[Optional[str], typer.Option(help="The algorithm, e.g. RERPI.")] = None,
+    env: Annotated[Optional[str], typer.Option(help="The task, e.g. dm_control/cheetah-run-v0.")] = None,
+    config: Annotated[Optional[str], typer.Option(help="Settings as a JSON object.")] = None,
+    set_: Annotated[
+        Optional[list[str]], typer.Option("--set", metavar="KEY=VALUE", help="One setting.")
+    ] = None,
+    stop: Annotated[
+        Optional[str],
+        typer.Option(help="JSON with env_steps, updates, iterations, time_s or return."),
+    ] = None,
+    seed: Annotated[Optional[int], typer.Option(help="Makes the run repeatable.")] = None,
+    num_env_runners: Annotated[
+        Optional[int], typer.Option(help="Processes that act; 0: synchronous, deterministic.")
+    ] = None,
+    num_learners: Annotated[Optional[int], typer.Option(help="Learner processes.")] = None,
+    num_gpus: Annotated[Optional[float], typer.Option(help="GPUs for each learner.")] = None,
+    storage_path: Annotated[Path, typer.Option(help="Where runs go.")] = Path("runs"),
+    name: Annotated[Optional[str], typer.Option(help="The run's directory there.")] = None,
+    resume: Annotated[
+        Optional[Path], typer.Option(help="Go on from the newest checkpoint of a run.")
+    ] = None,
+    preset: Annotated[
+        Optional[str], typer.Option(help="A named set of settings: compact (no GPU needed).")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
+) -> None:
+    """Train an algorithm, with settings from options or from a file (options win)."""
+    from rerpi_rllib.experiments import training
+    from rerpi_rllib.experiments.plots import plot_run
+    from rerpi_rllib.experiments.settings import (
+        DEFAULT_ENV,
+        RunSettings,
+        parse_assignment,
+        parse_json_object,
+    )
+
+    if words and (words[0] != "file" or len(words) != 2):
+        raise ValueError(f"'rllib train {' '.join(words)}': it must be 'rllib train file FILE'.")
+    resume_from = None
+    if resume is not None:
+        resume_from = training.newest_checkpoint(resume.resolve())
+        directory = _run_of(resume_from)
+        settings = RunSettings.from_file(directory / RunSettings.FILE_NAME)
+    elif words:
+        settings = RunSettings.from_file(Path(words[1]))
+    elif algo is None:
+        raise ValueError("Say what to train: --algo RERPI, file FILE or --resume DIR.")
+    else:
+        settings = RunSettings()
+        if env is None:
+            typer.echo(f"No --env given: training on {DEFAULT_ENV}.")
+    settings.algo = algo or settings.algo
+    settings.env = env or settings.env
+    settings.preset = preset or settings.preset
+    settings.seed = seed if seed is not None else settings.seed
+    if stop is not None:
+        settings.stop = parse_json_object(stop, "--stop")
+    options = {
+        "num_env_runners": num_env_runners,
+        "num_learners": num_learners,
+        "num_gpus_per_learner": num_gpus,
+    }
+    settings.config = {
+        **settings.config,
+        **(parse_json_object(config, "--config") if config else {}),
+        **dict(parse_assignment(text) for text in set_ or []),
+        **{key: value for key, value in options.items() if value is not None},
+    }
+
+    built = settings.build_config()
+    if resume_from is None:
+        directory = training.run_directory(settings, storage_path, name)
+        if (directory / RunSettings.FILE_NAME).exists():
+            raise ValueError(f"{directory} holds a run already: --resume it, or choose a --name.")
+    if built.num_gpus_per_learner == 0 and settings.preset is None and not quiet:
+        typer.echo(
+            f"No GPU: one update with batch {built.total_train_batch_size} takes about "
+            f"{training.update_seconds(built):.2g} s here. --preset compact is made for CPUs."
+        )
+    outcome = training.train(settings, built, directory, resume_from=resume_from, quiet=quiet)
+    typer.echo(training.summary(outcome))
+    typer.echo(f"checkpoint  {_shown(outcome.checkpoint)}")
+    typer.echo(f"plot        {_shown(plot_run(outcome.directory))}")
+    typer.echo(f"next        rllib evaluate {_shown(outcome.checkpoint)}")
+
+
+@app.command()
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run's directory.")],
+    episodes: Annotated[int, typer.Option(help="How many episodes.")] = 10,
+    stochastic: Annotated[
+        bool, typer.Option("--stochastic", help="Sample actions instead of taking the mean.")
+    ] = False,
+    video: Annotated[
+        Optional[Path], typer.Option(help="Film the first episode (.mp4 or .gif).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seeds the episodes.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Play a checkpoint's policy and report its returns."""
+    from rerpi_rllib.envs import rendering_backend
+    from rerpi_rllib.experiments.evaluation import evaluate as play
+
+    if video and os.environ.get("MUJOCO_GL") == "disabled":
+        # MuJoCo's packages have been imported already: start again with pictures.
+        os.environ["MUJOCO_GL"] = rendering_backend()
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    result = play(checkpoint, episodes=episodes, stochastic=stochastic, video=video, seed=seed)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    for number, (value, length) in enumerate(
+        zip(result["returns"], result["episode_lengths"]), start=1
+    ):
+        typer.echo(f"episode {number:3d}: return {value:9.2f}  steps {length}")
+    typer.echo(f"mean {result['return_mean']:.2f}, std {result['return_std']:.2f}")
+    if video:
+        typer.echo(f"video {video}")
+
+
+@app.command()
+def plot(
+    directories: Annotated[list[Path], typer.Argument(help="Directories of runs.")],
+) -> None:
+    """Draw the learning curves of runs."""
+    from rerpi_rllib.experiments.plots import plot_run
+
+    for directory in directories:
+        typer.echo(str(_shown(plot_run(directory))))
+
+
+@app.command("list")
+def list_(
+    what: Annotated[Optional[str], typer.Argument(help="algos, envs or configs.")] = None,
+) -> None:
+    """Show the algorithms, environments and configurations there are."""
+    from rerpi_rllib import envs
+    from rerpi_rllib.experiments.settings import ALGORITHMS, RunSettings
+
+    def configs() -> list[str]:
+        lines = []
+        for path in sorted(_CONFIGS.glob("*.yaml")):
+            settings = RunSettings.from_file(path)
+            lines.append(f"configs/{path.name}: {settings.algo} on {settings.env}")
+        return lines
+
+    kinds = {"algos": lambda: list(ALGORITHMS), "envs": envs.list_ids, "configs": configs}
+    if what is not None and what not in kinds:
+        raise ValueError(f"Unknown kind {what!r}. Allowed: {', '.join(kinds)}.")
+    for kind in [what] if what else kinds:
+        if what is None:
+            typer.echo(f"{kind}:")
+        for line in kinds[kind]():
+            typer.echo(line if what else f"  {line}")
+
+
+def _run_of(checkpoint: Path) -> Path:
+    from rerpi_rllib.experiments.settings import RunSettings
+
+    for directory in checkpoint.parents:
+        if (directory / RunSettings.FILE_NAME).is_file():
+            return directory
+    raise ValueError(f"{checkpoint} does not belong to a run of `rllib train`: no run.json above it.")
+
+
+def _shown(path: Path) -> Path:
+    """Relative to where the user is, if it is below."""
+    path, here = path.resolve(), Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def main() -> None:
+    for noisy in ("ray", "ray.rllib"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    from rerpi_rllib.experiments.training import RunFailed
+
+    try:
+        code = app(standalone_mode=False)
+    except click.ClickException as error:
+        _fail(2, error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        _fail(130, "Aborted.")
+    except ValueError as error:
+        _fail(2, str(error))
+    except RunFailed as error:
+        _fail(1, str(error))
+    sys.exit(code or 0)
+
+
+def _fail(code: int, message: str) -> None:
+    print("rllib: " + " ".join(message.split()), file=sys.stderr)
+    sys.exit(code)

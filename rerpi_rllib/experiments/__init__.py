@@ -1,0 +1,1 @@
+"""Running, watching, plotting and evaluating: everything behind the command line."""

@@ -1,0 +1,39 @@
+"""Finding checkpoints on disk and reading what is in them without starting Ray."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+# RLlib writes the algorithm's state last; one that was cut short lacks something.
+_STATE = "algorithm_state.pkl"
+_PARTS = (_STATE, "learner_group", "replay")
+
+
+def is_checkpoint(path: Path) -> bool:
+    return all((path / part).exists() for part in _PARTS)
+
+
+def newest_checkpoint(path: Path) -> Path:
+    """The newest complete checkpoint at or below ``path``, as an absolute path."""
+    path = path.expanduser().resolve()
+    if not path.is_dir():
+        raise ValueError(f"There is no directory {str(path)!r}.")
+    if is_checkpoint(path):
+        return path
+    found = [p for p in path.glob("**/checkpoint_*") if is_checkpoint(p)]
+    if not found:
+        raise ValueError(f"There is no complete checkpoint_* at or below {str(path)!r}.")
+    return max(found, key=lambda p: ((p / _STATE).stat().st_mtime_ns, p.name))
+
+
+def module_path(checkpoint: Path) -> Path:
+    """Where RLlib keeps the networks of the one agent."""
+    return checkpoint / "learner_group" / "learner" / "rl_module" / "default_policy"
+
+
+def config_state(checkpoint: Path) -> dict[str, Any]:
+    """All settings of the algorithm that wrote the checkpoint."""
+    with open(checkpoint / "class_and_ctor_args.pkl", "rb") as file:
+        return pickle.load(file)["ctor_args_and_kwargs"][0][0]

@@ -1,0 +1,178 @@
+"""What a run shows while it trains."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ray.tune import Callback
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rerpi_rllib.experiments.settings import (
+    STOP_KEYS,
+    env_steps,
+    episode_return,
+    learner_metrics,
+    updates,
+)
+
+_BARS = "▁▂▃▄▅▆▇█"
+_SECONDS_BETWEEN_LINES = 30.0
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def _sparkline(values: list[float], width: int = 40) -> str:
+    if not values:
+        return ""
+    step = max(1.0, len(values) / width)
+    picked = [values[min(len(values) - 1, int(i * step))] for i in range(min(width, len(values)))]
+    low, high = min(picked), max(picked)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((v - low) * scale)] for v in picked)
+
+
+class TrainingDisplay(Callback):
+    """A live table on a terminal, a line every half minute elsewhere, nothing if ``quiet``."""
+
+    def __init__(
+        self, title: str, stop: Mapping[str, float], bounds: Mapping[str, float], quiet: bool
+    ) -> None:
+        self._title, self._stop, self._bounds, self._quiet = title, stop, bounds, quiet
+        self._console = Console()
+        self._live: Live | None = None
+        self._returns: list[float] = []
+        self._history: list[tuple[float, int, int]] = []
+        self._first: Mapping[str, Any] | None = None
+        self._started = self._last_line = time.monotonic()
+
+    def setup(self, *args: Any, **kwargs: Any) -> None:
+        if self._quiet:
+            return
+        if self._console.is_terminal:
+            self._live = Live(Text(f"{self._title}: starting ..."), console=self._console)
+            self._live.start()
+        else:
+            self._console.print(f"{self._title}: starting ...")
+
+    def on_trial_result(self, iteration, trials, trial, result, **info: Any) -> None:
+        self._first = self._first or result
+        self._history = [
+            *self._history[-9:],
+            (time.monotonic(), env_steps(result), updates(result)),
+        ]
+        if not math.isnan(episode_return(result)):
+            self._returns.append(episode_return(result))
+        if self._live:
+            self._live.update(self._table(result))
+        elif not self._quiet and time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            self._console.print(self._line(result), soft_wrap=True)
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def _speeds(self) -> tuple[float, float]:
+        (t0, s0, u0), (t1, s1, u1) = self._history[0], self._history[-1]
+        seconds = max(t1 - t0, 1e-9)
+        return ((s1 - s0) / seconds, (u1 - u0) / seconds) if len(self._history) > 1 else (0.0, 0.0)
+
+    def _fraction_done(self, result: Mapping[str, Any]) -> float:
+        """The stopping rule that is nearest to its end; a return does not tell how far it is."""
+        parts = [
+            STOP_KEYS[key](result) / limit
+            for key, limit in self._stop.items()
+            if key != "return" and limit > 0
+        ]
+        return min(1.0, max(parts, default=0.0))
+
+    def _time_left(self, result: Mapping[str, Any]) -> str:
+        now, then = self._fraction_done(result), self._fraction_done(self._first or result)
+        if now <= then:
+            return "?"
+        return _clock((1.0 - now) * (time.monotonic() - self._started) / (now - then))
+
+    @property
+    def last_return(self) -> float | None:
+        return self._returns[-1] if self._returns else None
+
+    def _return(self) -> str:
+        return f"{self._returns[-1]:.1f}" if self._returns else "(no episode has ended yet)"
+
+    def _kl(self, metrics: Mapping[str, float], name: str) -> str:
+        value, bound = metrics.get(name, math.nan), self._bounds[name]
+        return f"{value:.2e} of {bound:.0e}"
+
+    def _table(self, result: Mapping[str, Any]) -> Group:
+        metrics = learner_metrics(result)
+        steps_per_second, updates_per_second = self._speeds()
+        value = {key: f"{metrics.get(key, math.nan):.3g}" for key in metrics}
+        table = Table(title=self._title, title_justify="left", show_header=False, box=None)
+        for _ in range(4):
+            table.add_column()
+        dim = "[dim]{}[/dim]".format
+        table.add_row(
+            dim("env steps"), f"{env_steps(result):,}", dim("speed"), f"{steps_per_second:.0f}/s"
+        )
+        table.add_row(
+            dim("updates"), f"{updates(result):,}", dim("speed"), f"{updates_per_second:.0f}/s"
+        )
+        table.add_row(
+            dim("KL of mean"),
+            self._kl(metrics, "kl_mu"),
+            dim("multiplier"),
+            value.get("alpha_mu", ""),
+        )
+        table.add_row(
+            dim("KL of covariance"),
+            self._kl(metrics, "kl_sigma"),
+            dim("multiplier"),
+            value.get("alpha_sigma", ""),
+        )
+        table.add_row(
+            dim("KL of weights"),
+            self._kl(metrics, "kl_nonparametric"),
+            dim("temperature"),
+            value.get("temperature", ""),
+        )
+        table.add_row(
+            dim("stddev"),
+            value.get("policy_stddev_mean", ""),
+            dim("Q"),
+            value.get("q_mean", ""),
+        )
+        table.add_row(
+            dim("elapsed"),
+            _clock(result["time_total_s"]),
+            dim("time left"),
+            self._time_left(result) if self._stop else "until Ctrl-C",
+        )
+        return Group(
+            table,
+            Text.assemble(("return ", "dim"), (self._return(), "bold"), "  ", _sparkline(self._returns)),
+            ProgressBar(total=1.0, completed=self._fraction_done(result), width=60),
+        )
+
+    def _line(self, result: Mapping[str, Any]) -> str:
+        metrics = learner_metrics(result)
+        steps_per_second, updates_per_second = self._speeds()
+        return (
+            f"{_clock(result['time_total_s'])}  env steps {env_steps(result):,} "
+            f"({steps_per_second:.0f}/s)  updates {updates(result):,} "
+            f"({updates_per_second:.0f}/s)  return {self._return()}  "
+            f"kl_mu {self._kl(metrics, 'kl_mu')}  kl_sigma {self._kl(metrics, 'kl_sigma')}  "
+            f"temperature {metrics.get('temperature', math.nan):.3g}  "
+            f"left {self._time_left(result) if self._stop else 'until Ctrl-C'}"
+        )

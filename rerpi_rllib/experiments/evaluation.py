@@ -1,0 +1,95 @@
+"""Play a checkpoint's policy: returns, and a video if asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from ray.rllib.core.rl_module.rl_module import RLModule
+
+from rerpi_rllib import envs
+from rerpi_rllib.experiments.checkpoints import config_state, module_path, newest_checkpoint
+
+
+def evaluate(
+    checkpoint: Path,
+    *,
+    episodes: int = 10,
+    stochastic: bool = False,
+    video: Path | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Returns of whole episodes; greedy (the policy's mean) unless ``stochastic``."""
+    if episodes < 1:
+        raise ValueError(f"--episodes {episodes} is not allowed: it must be at least 1.")
+    checkpoint = newest_checkpoint(checkpoint)
+    state = config_state(checkpoint)
+    policy = RLModule.from_checkpoint(module_path(checkpoint)).nets.policy
+    env = envs.make(state["env"], render=video is not None, **state["env_config"])
+    torch.manual_seed(seed)
+    returns, lengths = [], []
+    frames = _VideoWriter(video, env) if video else None
+    try:
+        for episode in range(episodes):
+            observation, _ = env.reset(seed=seed + episode)
+            total, length, done = 0.0, 0, False
+            while not done:
+                if frames and episode == 0:
+                    frames.add(env.render())
+                action = _act(policy, observation, stochastic)
+                observation, reward, terminated, truncated, _ = env.step(
+                    _to_env_units(action, env.action_space)
+                )
+                total, length, done = total + float(reward), length + 1, terminated or truncated
+            returns.append(total)
+            lengths.append(length)
+    finally:
+        if frames:
+            frames.close()
+        env.close()
+    return {
+        "env": state["env"],
+        "episodes": episodes,
+        "return_mean": float(np.mean(returns)),
+        "return_std": float(np.std(returns)),
+        "returns": returns,
+        "episode_lengths": lengths,
+    }
+
+
+@torch.no_grad()
+def _act(policy: torch.nn.Module, observation: np.ndarray, stochastic: bool) -> np.ndarray:
+    gaussian = policy(torch.as_tensor(observation)[None])
+    return (gaussian.sample(1)[0, 0] if stochastic else gaussian.mean[0]).numpy()
+
+
+def _to_env_units(action: np.ndarray, space: gym.spaces.Box) -> np.ndarray:
+    """The policy's ``[-1, 1]`` to the environment's bounds, as RLlib does while training."""
+    if not space.is_bounded():
+        return action
+    action = space.low + (np.clip(action, -1.0, 1.0) + 1.0) * (space.high - space.low) / 2.0
+    return np.clip(action, space.low, space.high).astype(space.dtype)
+
+
+class _VideoWriter:
+    """Frames of the first episode to a file whose ending says the format (.mp4, .gif)."""
+
+    def __init__(self, path: Path, env: gym.Env) -> None:
+        import imageio
+
+        seconds_per_step = getattr(env.unwrapped, "dt", None)
+        fps = round(1.0 / seconds_per_step) if seconds_per_step else 30
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = imageio.get_writer(path, fps=min(fps, 60))
+        except (ValueError, OSError) as error:
+            raise ValueError(f"Cannot write a video to {str(path)!r}: {error}") from error
+
+    def add(self, frame: np.ndarray) -> None:
+        self._writer.append_data(frame)
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,178 @@
+"""From words and numbers a user typed to a checked ``RERPIConfig`` and stopping rule."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    EPISODE_RETURN_MEAN,
+    LEARNER_RESULTS,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+)
+
+from rerpi_rllib import RERPIConfig, envs
+from rerpi_rllib.algorithm.rerpi import NUM_UPDATES_LIFETIME
+from rerpi_rllib.algorithm.rl_module import check_spaces
+
+ALGORITHMS: dict[str, type[RERPIConfig]] = {"RERPI": RERPIConfig}
+PRESETS = ("compact",)
+DEFAULT_ENV = "dm_control/cartpole-swingup-v0"
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def env_steps(result: Mapping[str, Any]) -> int:
+    return int(result.get(NUM_ENV_STEPS_SAMPLED_LIFETIME) or 0)
+
+
+def updates(result: Mapping[str, Any]) -> int:
+    return int(result.get(NUM_UPDATES_LIFETIME) or 0)
+
+
+def episode_return(result: Mapping[str, Any]) -> float:
+    """Mean return of the last episodes; NaN before the first one has ended."""
+    return float(result.get(ENV_RUNNER_RESULTS, {}).get(EPISODE_RETURN_MEAN, float("nan")))
+
+
+def learner_metrics(result: Mapping[str, Any]) -> Mapping[str, float]:
+    return result.get(LEARNER_RESULTS, {}).get(DEFAULT_MODULE_ID, {})
+
+
+# What `--stop` may name, and where a result holds it.
+STOP_KEYS = {
+    "env_steps": env_steps,
+    "updates": updates,
+    "iterations": lambda result: result["training_iteration"],
+    "time_s": lambda result: result["time_total_s"],
+    "return": episode_return,
+}
+
+
+@dataclass
+class RunSettings:
+    """One training run as the user asked for it; written beside its results as ``run.json``."""
+
+    algo: str = "RERPI"
+    env: str = DEFAULT_ENV
+    preset: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    stop: dict[str, float] = field(default_factory=dict)
+    seed: int | None = None
+
+    FILE_NAME = "run.json"
+
+    @classmethod
+    def from_mapping(cls, given: Any, source: str) -> RunSettings:
+        if not isinstance(given, dict):
+            raise ValueError(f"{source} must be a mapping of settings, not {type(given).__name__}.")
+        known = set(asdict(cls()))
+        for key in given:
+            if key not in known:
+                raise ValueError(
+                    f"Unknown key {key!r} in {source}.{_nearest(str(key), known)} "
+                    f"Allowed: {', '.join(sorted(known))}."
+                )
+        return cls(**{key: value for key, value in given.items() if value is not None})
+
+    @classmethod
+    def from_file(cls, path: Path) -> RunSettings:
+        if not path.is_file():
+            raise ValueError(f"There is no file {str(path)!r}.")
+        try:
+            return cls.from_mapping(yaml.safe_load(path.read_text()), str(path))
+        except yaml.YAMLError as error:
+            raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+
+    def save(self, directory: Path) -> None:
+        (directory / self.FILE_NAME).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    def build_config(self) -> RERPIConfig:
+        """The algorithm's configuration, checked; raises ``ValueError`` on anything wrong."""
+        if self.algo not in ALGORITHMS:
+            raise ValueError(
+                f"Unknown algorithm {self.algo!r}.{_nearest(self.algo, ALGORITHMS)} "
+                f"Allowed: {', '.join(ALGORITHMS)}."
+            )
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ValueError(
+                f"Unknown preset {self.preset!r}.{_nearest(self.preset, PRESETS)} "
+                f"Allowed: {', '.join(PRESETS)}."
+            )
+        config_class = ALGORITHMS[self.algo]
+        config = config_class.compact() if self.preset == "compact" else config_class()
+        known = {key for key in vars(config) if not key.startswith("_")}
+        known.add("train_batch_size_per_learner")
+        values = {}
+        for key, value in self.config.items():
+            if key not in known:
+                raise ValueError(
+                    f"Unknown setting {key!r}.{_nearest(key, known)} "
+                    "The README lists the settings of RERPI; RLlib's own work too."
+                )
+            values[key] = parse_value(value) if isinstance(value, str) else value
+        config.update_from_dict(values)
+        config.environment(self.env).debugging(seed=self.seed)
+        config.validate()
+        self._check_stop()
+        self._check_env(config)
+        return config
+
+    def _check_stop(self) -> None:
+        for key, value in self.stop.items():
+            if key not in STOP_KEYS:
+                raise ValueError(
+                    f"Unknown stop key {key!r}.{_nearest(key, STOP_KEYS)} "
+                    f"Allowed: {', '.join(STOP_KEYS)}."
+                )
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ValueError(f"stop {key}={value!r} is not allowed: it must be a number.")
+
+    def _check_env(self, config: RERPIConfig) -> None:
+        env = envs.make(self.env, **config.env_config)
+        try:
+            check_spaces(env.observation_space, env.action_space)
+        except ValueError as error:
+            raise ValueError(f"{self.env}: {error}") from None
+        finally:
+            env.close()
+
+
+def parse_value(text: str) -> Any:
+    """``1e-3``, ``[200, 200]``, ``true``, ``None`` ... as what they mean; anything else as a string."""
+    words = {"true": True, "false": False, "null": None, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """``key=value`` of the command line's ``--set``."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ValueError(f"--set {text!r} is not allowed: it must be key=value.")
+    return key, parse_value(value)
+
+
+def parse_json_object(text: str, option: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{option} is not valid JSON ({error}): {text!r}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{option} must be a JSON object like '{{\"key\": value}}', not {text!r}.")
+    return value

@@ -1,0 +1,196 @@
+"""One training run through Ray Tune: results, checkpoints, resuming, and a clean end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Tune would end a run on Ctrl-C without a last checkpoint; here a run stops after its iteration.
+os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# Tune's newer output ignores verbose=0.
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+
+import ray
+import torch
+from ray import tune
+from ray.tune import Callback, CheckpointConfig, Stopper, TuneError
+from ray.tune.experiment import Trial
+from ray.tune.result import SHOULD_CHECKPOINT
+
+from rerpi_rllib import RERPIConfig, envs
+from rerpi_rllib.core.losses import LossSettings, rerpi_loss
+from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.experiments.checkpoints import newest_checkpoint
+from rerpi_rllib.experiments.display import TrainingDisplay
+from rerpi_rllib.experiments.settings import STOP_KEYS, RunSettings
+
+_SECONDS_BETWEEN_CHECKPOINTS = 300.0
+_CHECKPOINTS_KEPT = 2
+
+
+class RunFailed(Exception):
+    """A run that ended with an error; the message says where its log is."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    directory: Path
+    checkpoint: Path
+    episode_return: float | None
+    interrupted: bool
+
+
+class _Stop(Stopper):
+    """Stops at the first of the rules that is met, or once the user has pressed Ctrl-C."""
+
+    def __init__(self, rules: Mapping[str, float]) -> None:
+        self._rules = rules
+        self.interrupted = False
+
+    def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+        return self.interrupted or any(
+            STOP_KEYS[key](result) >= limit for key, limit in self._rules.items()
+        )
+
+    def stop_all(self) -> bool:
+        return False
+
+
+class _CheckpointByTime(Callback):
+    """A checkpoint every few minutes, however long an iteration is and however large the replay."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def on_trial_result(self, iteration, trials, trial, result, **info: Any) -> None:
+        if time.monotonic() - self._last >= _SECONDS_BETWEEN_CHECKPOINTS:
+            self._last = time.monotonic()
+            result[SHOULD_CHECKPOINT] = True
+
+
+def update_seconds(config: RERPIConfig) -> float:
+    """How long one update takes on this machine's CPU, measured on random data."""
+    env = envs.make(config.env, **config.env_config)
+    sizes = env.observation_space.shape[0], env.action_space.shape[0]
+    env.close()
+    nets = ActorCritic(*sizes, **config.model_config["networks"], clip_actions=True)
+    settings = LossSettings(**config.model_config["loss"])
+    size = config.total_train_batch_size
+    batch = {
+        "obs": torch.randn(size, sizes[0]),
+        "new_obs": torch.randn(size, sizes[0]),
+        "actions": torch.randn(size, sizes[1]),
+        "rewards": torch.randn(size),
+        "terminateds": torch.zeros(size),
+    }
+    best = float("inf")
+    for _ in range(2):
+        started = time.perf_counter()
+        rerpi_loss(nets, batch, settings)[0].backward()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def start_ray(cpus_needed: float) -> None:
+    """Connect to the cluster that RAY_ADDRESS names, or start Ray on this machine."""
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if "RAY_ADDRESS" not in os.environ:
+        # With fewer cores than processes they share: a run must not wait for ever for resources.
+        options["num_cpus"] = max(os.cpu_count() or 1, int(-(-cpus_needed // 1)))
+    ray.init(**options)
+
+
+def run_directory(settings: RunSettings, storage_path: Path, name: str | None) -> Path:
+    """Where a new run goes: ``STORAGE/NAME``."""
+    name = name or f"{settings.algo}_{settings.env.split('/')[-1]}_{time.strftime('%Y%m%d-%H%M%S')}"
+    return (storage_path / name).expanduser().resolve()
+
+
+def train(
+    settings: RunSettings,
+    config: RERPIConfig,
+    directory: Path,
+    *,
+    resume_from: Path | None = None,
+    quiet: bool = False,
+) -> Outcome:
+    """Train until a stopping rule is met or the user presses Ctrl-C; always leaves a checkpoint.
+
+    Args:
+        settings: what was asked for; ``settings.build_config()`` gave ``config``.
+        directory: the run's own directory; a resumed run goes on in the one it had.
+        resume_from: a checkpoint to go on from.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    settings.save(directory)
+    part = 1 + sum(child.is_dir() for child in directory.glob("part-*"))
+    stop = _Stop(settings.stop)
+    display = TrainingDisplay(
+        f"{settings.algo} on {settings.env}",
+        settings.stop,
+        {
+            "kl_mu": config.epsilon_mu,
+            "kl_sigma": config.epsilon_sigma,
+            "kl_nonparametric": config.epsilon,
+        },
+        quiet,
+    )
+    config = config.copy(copy_frozen=False)
+    request = config.algo_class.default_resource_request(config.to_dict())
+    start_ray(request.required_resources.get("CPU", 1))
+
+    def on_interrupt(signum: int, frame: Any) -> None:
+        if stop.interrupted:
+            raise KeyboardInterrupt
+        stop.interrupted = True
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(signal.SIGINT, on_interrupt) if in_main_thread else None
+    try:
+        analysis = tune.run(
+            settings.algo,
+            name=directory.name,
+            storage_path=str(directory.parent),
+            config=config.to_dict(),
+            stop=stop,
+            callbacks=[_CheckpointByTime(), display],
+            checkpoint_config=CheckpointConfig(
+                checkpoint_at_end=True, num_to_keep=_CHECKPOINTS_KEPT
+            ),
+            trial_dirname_creator=lambda trial: f"part-{part}",
+            restore=str(resume_from) if resume_from else None,
+            log_to_file=True,
+            raise_on_failed_trial=False,
+            verbose=0,
+        )
+    except TuneError as error:
+        raise RunFailed(f"{error} Its log is in {directory}.") from error
+    finally:
+        display.close()
+        if in_main_thread:
+            signal.signal(signal.SIGINT, previous)
+        ray.shutdown()
+
+    (trial,) = analysis.trials
+    logs = directory / f"part-{part}"
+    if trial.status != Trial.TERMINATED:
+        reason = str(trial.get_error() or trial.status).strip().splitlines()[-1]
+        raise RunFailed(f"The run failed: {reason}. Its log is {logs / 'error.txt'}.")
+    return Outcome(directory, newest_checkpoint(logs), display.last_return, stop.interrupted)
+
+
+def summary(outcome: Outcome) -> str:
+    ended = "Stopped by Ctrl-C" if outcome.interrupted else "Done"
+    if outcome.episode_return is None:
+        return f"{ended}, before an episode had ended."
+    return f"{ended}: return {outcome.episode_return:.1f} (mean of the last episodes)."

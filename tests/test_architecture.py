@@ -1,0 +1,41 @@
+"""The floors of the code: the core knows nothing above it."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "rerpi_rllib"
+
+# What each floor may import from the package, and packages it must not import at all.
+ALLOWED = {
+    "core": {"core"},
+    "envs": {"envs"},
+    "algorithm": {"algorithm", "core", "envs"},
+    "experiments": {"experiments", "algorithm", "core", "envs"},
+}
+FORBIDDEN = {"core": {"ray", "gymnasium", "pathlib", "os"}}
+
+
+def _imports(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def test_imports_point_downwards():
+    problems = []
+    for floor, allowed in ALLOWED.items():
+        files = list((PACKAGE / floor).rglob("*.py"))
+        assert files
+        for path in files:
+            for name in _imports(path):
+                parts = name.split(".")
+                if parts[0] in FORBIDDEN.get(floor, set()):
+                    problems.append(f"{path.name} imports {name}")
+                inside = parts[0] == "rerpi_rllib" and (PACKAGE / parts[1]).is_dir()
+                if inside and parts[1] not in allowed:
+                    problems.append(f"{path.name} imports {name}")
+    assert not problems

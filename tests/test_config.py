@@ -1,0 +1,104 @@
+"""Settings: the paper's by default, refused at once when wrong."""
+
+import pytest
+
+from rerpi_rllib import RERPI, RERPIConfig
+
+
+def test_defaults_are_the_papers():
+    config = RERPIConfig()
+    paper = {
+        "policy_layers": (200, 200, 200),
+        "critic_layers": (500, 500, 500),
+        "num_action_samples": 20,
+        "epsilon": 0.1,
+        "epsilon_mu": 5e-4,
+        "epsilon_sigma": 1e-5,
+        "gamma": 0.99,
+        "lr": 3e-4,
+        "replay_capacity": 2_000_000,
+        "target_update_period": 250,
+        "num_bootstrap_samples": 1,
+        "policy_evaluation": "td0",
+        "weighting": "exponential",
+        "fit": "decoupled",
+        "temperature_solver": "exact",
+        "updates_per_env_step": None,
+    }
+    assert {key: getattr(config, key) for key in paper} == paper
+    assert config.total_train_batch_size == 3072
+    assert config.num_env_runners == 1 and config.num_learners == 0
+
+
+@pytest.mark.parametrize(
+    "key,value",
+    [
+        ("epsilon", 0.0),
+        ("epsilon", "0.1"),
+        ("epsilon_mu", -1e-3),
+        ("epsilon_sigma", float("inf")),
+        ("weighting", "softmax"),
+        ("fit", "both"),
+        ("temperature_solver", "newton"),
+        ("policy_evaluation", "td1"),
+        ("per_dimension_kl", "yes"),
+        ("num_action_samples", 0),
+        ("num_bootstrap_samples", 1.5),
+        ("target_update_period", True),
+        ("lr", 0),
+        ("dual_lr", -1.0),
+        ("replay_capacity", 0),
+        ("updates_per_env_step", 0),
+        ("policy_layers", []),
+        ("critic_layers", [256, 0]),
+        ("initial_stddev", 0.0),
+        ("gamma", 1.1),
+    ],
+)
+def test_a_wrong_value_is_named(key, value):
+    config = RERPIConfig().environment("Pendulum-v1").training(**{key: value})
+    with pytest.raises(ValueError) as error:
+        config.validate()
+    message = str(error.value)
+    assert key in message and repr(value) in message and "must be" in message
+
+
+def test_batch_must_fit_into_the_replay():
+    config = RERPIConfig().environment("Pendulum-v1").training(replay_capacity=1000)
+    with pytest.raises(ValueError, match="3072.*replay_capacity=1000"):
+        config.validate()
+
+
+def test_unknown_setting_is_refused():
+    with pytest.raises(TypeError, match="epsilon_nu"):
+        RERPIConfig().training(epsilon_nu=1.0)
+
+
+def test_batch_size_by_either_of_rllibs_names():
+    config = RERPIConfig().training(train_batch_size_per_learner=64).learners(num_learners=2)
+    assert config.total_train_batch_size == 128
+    assert RERPIConfig.compact().training(train_batch_size=512).total_train_batch_size == 512
+
+
+def _bundles(**learners):
+    config = RERPIConfig().environment("Pendulum-v1").learners(**learners)
+    return RERPI.default_resource_request(config.to_dict()).bundles
+
+
+def test_resources():
+    # Nothing here has a GPU: the learner asks for none, one EnvRunner for one CPU.
+    assert _bundles() == [{"CPU": 1}, {"CPU": 1}]
+    # A GPU for the learner in the main process, or for each learner of its own.
+    assert _bundles(num_gpus_per_learner=1)[0] == {"CPU": 1, "GPU": 1}
+    bundles = _bundles(num_learners=2, num_gpus_per_learner=1)
+    assert sum(bundle.get("GPU", 0) for bundle in bundles) == 2
+
+
+def test_learner_takes_a_gpu_when_the_cluster_has_one(monkeypatch):
+    from rerpi_rllib.algorithm import config as module
+
+    monkeypatch.setattr(module.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(module.ray, "cluster_resources", lambda: {"CPU": 8, "GPU": 1})
+    assert _bundles()[0] == {"CPU": 1, "GPU": 1}
+    # Not enough for two learners.
+    assert all("GPU" not in bundle for bundle in _bundles(num_learners=2))

@@ -1,0 +1,106 @@
+"""Environments: one float32 vector, the right ends of episodes, and clear refusals."""
+
+import os
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rerpi_rllib import envs
+from rerpi_rllib.algorithm.rl_module import check_spaces
+
+
+@pytest.mark.parametrize(
+    "env_id,size",
+    [
+        ("dm_control/cartpole-swingup-v0", 5),
+        ("dm_control/cheetah-run-v0", 17),
+        ("dm_control/manipulator-bring_ball-v0", 44),
+        ("dm_control/reach_site_features-v0", 45),
+        ("Pendulum-v1", 3),
+        ("HalfCheetah-v5", 17),
+    ],
+)
+def test_observations_are_one_float32_vector(env_id, size):
+    env = envs.make(env_id)
+    check_spaces(env.observation_space, env.action_space)
+    first, _ = env.reset(seed=1)
+    again, _ = env.reset(seed=1)
+    observation, *_ = env.step(env.action_space.sample())
+    assert env.observation_space.shape == first.shape == observation.shape == (size,)
+    assert first.dtype == observation.dtype == np.float32
+    np.testing.assert_array_equal(first, again)
+    env.close()
+
+
+def test_parts_come_in_the_order_of_the_space():
+    env = envs.make("dm_control/cartpole-swingup-v0")
+    flat, _ = env.reset(seed=0)
+    raw, _ = env.unwrapped.reset(seed=0)
+    expected = np.concatenate([np.ravel(raw[key]) for key in env.unwrapped.observation_space])
+    np.testing.assert_allclose(flat, expected.astype(np.float32))
+
+
+def test_every_state_based_control_suite_id_is_known():
+    ids = [i for i in envs.list_ids() if i.startswith("dm_control/")]
+    assert len(ids) == 85
+    assert "dm_control/humanoid_CMU-stand-v0" in ids
+
+
+def test_a_time_limit_is_a_truncation_and_a_fall_a_termination():
+    env = envs.make("dm_control/cartpole-swingup-v0")
+    env.reset(seed=0)
+    for step in range(1000):
+        _, _, terminated, truncated, _ = env.step(np.zeros(1))
+        assert not terminated
+        assert truncated == (step == 999)
+    hopper = envs.make("Hopper-v5")
+    hopper.reset(seed=0)
+    for _ in range(200):
+        _, _, terminated, truncated, _ = hopper.step(np.ones(3))
+        assert not truncated
+        if terminated:
+            break
+    assert terminated
+
+
+def test_unknown_id_suggests_the_nearest():
+    with pytest.raises(ValueError, match="dm_control/cheetah-run-v0"):
+        envs.make("dm_control/cheeta-run-v0")
+
+
+def test_rendered_task_without_a_renderer_says_so():
+    code = "from rerpi_rllib import envs; envs.make('dm_control/quadruped-escape-v0')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "MUJOCO_GL": "disabled"},
+        capture_output=True,
+        text=True,
+    )
+    assert "MUJOCO_GL" in done.stderr and "egl" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "space,words",
+    [
+        (gym.spaces.Discrete(3), "Discrete"),
+        (gym.spaces.Tuple([gym.spaces.Box(-1, 1, (2,))]), "Tuple"),
+        (gym.spaces.Box(-1, 1, (2, 2)), r"\(2, 2\)"),
+        (gym.spaces.Box(0, 5, (2,), dtype=np.int64), "int64"),
+    ],
+)
+def test_action_spaces_that_do_not_work(space, words):
+    with pytest.raises(ValueError, match=f"action space.*{words}"):
+        check_spaces(gym.spaces.Box(-1, 1, (3,)), space)
+
+
+class _Camera(gym.Env):
+    observation_space = gym.spaces.Dict({"eye": gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)})
+    action_space = gym.spaces.Box(-1, 1, (1,))
+
+
+def test_image_observations_are_refused():
+    with pytest.raises(ValueError, match=r"image observations \(eye"):
+        envs.VectorObservations(_Camera())

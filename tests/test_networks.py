@@ -1,0 +1,155 @@
+"""Networks and the loss: shapes, sharing, and which gradients go where."""
+
+import torch
+
+from rerpi_rllib.core.losses import LossSettings, rerpi_loss
+from rerpi_rllib.core.multipliers import Multiplier
+from rerpi_rllib.core.networks import ActorCritic
+
+METRICS = (
+    "critic_loss policy_loss kl_mu kl_sigma alpha_mu alpha_sigma temperature kl_nonparametric "
+    "q_mean policy_stddev_mean weights_ess"
+).split()
+
+
+def _nets(**kwargs):
+    torch.manual_seed(0)
+    defaults = {
+        "policy_layers": (32, 16),
+        "critic_layers": (32, 16),
+        "initial_stddev": 0.4,
+        "clip_actions": True,
+    }
+    return ActorCritic(5, 3, **{**defaults, **kwargs})
+
+
+def _settings(**kwargs):
+    defaults = {
+        "gamma": 0.99,
+        "epsilon": 0.1,
+        "epsilon_mu": 5e-4,
+        "epsilon_sigma": 1e-5,
+        "per_dimension_kl": False,
+        "temperature_solver": "exact",
+        "num_action_samples": 20,
+        "num_bootstrap_samples": 2,
+    }
+    return LossSettings(**{**defaults, **kwargs})
+
+
+def _batch(size=16):
+    g = torch.Generator().manual_seed(1)
+    r = lambda *s: torch.randn(*s, generator=g)  # noqa: E731
+    return {
+        "obs": r(size, 5),
+        "new_obs": r(size, 5),
+        "actions": r(size, 3),
+        "rewards": r(size),
+        "terminateds": (r(size) > 1).float(),
+    }
+
+
+def test_papers_layers():
+    nets = _nets(policy_layers=(200, 200, 200), critic_layers=(500, 500, 500))
+    kinds = [type(layer).__name__ for layer in nets.critic.body]
+    assert kinds == ["LayerNorm", "Tanh", "Linear", "ELU", "Linear", "ELU"]
+    assert nets.critic.first_state.weight.shape == (500, 5)
+    assert nets.critic.first_action.weight.shape == (500, 3)
+
+
+def test_initial_policy():
+    policy = _nets().policy(10 * torch.randn(64, 5))
+    assert float(policy.mean.abs().max()) < 0.05
+    torch.testing.assert_close(policy.stddev, torch.full((64, 3), 0.4), atol=0.02, rtol=0)
+
+
+def test_critic_of_many_actions_is_the_critic_of_each_and_sees_them_clipped():
+    critic = _nets().critic
+    obs, actions = torch.randn(8, 5), 2 * torch.randn(20, 8, 3)
+    together = critic(obs, actions)
+    assert together.shape == (20, 8)
+    for row in (0, 7):
+        torch.testing.assert_close(together[row], critic(obs, actions[row]))
+    torch.testing.assert_close(together, critic(obs, actions.clamp(-1, 1)))
+    unbounded = _nets(clip_actions=False).critic
+    assert not torch.allclose(unbounded(obs, actions), unbounded(obs, actions.clamp(-1, 1)))
+
+
+def test_state_half_of_the_critic_is_computed_once():
+    critic = _nets().critic
+    rows = []
+    critic.first_state.register_forward_hook(lambda module, args, out: rows.append(len(args[0])))
+    critic(torch.randn(8, 5), torch.randn(20, 8, 3))
+    assert rows == [8]
+
+
+def test_metrics_by_name_and_weights_kl_at_its_bound():
+    _, metrics = rerpi_loss(_nets(), _batch(), _settings())
+    assert set(METRICS) <= set(metrics)
+    assert abs(float(metrics["kl_nonparametric"]) - 0.1) < 1e-4
+    assert float(metrics["kl_mu"]) == 0.0 and float(metrics["alpha_mu"]) == 1.0
+
+
+def test_every_online_parameter_and_no_target_gets_a_gradient():
+    for solver in ("exact", "adam"):
+        for per_dimension in (False, True):
+            nets = _nets(per_dimension_kl=per_dimension, learned_temperature=solver == "adam")
+            settings = _settings(temperature_solver=solver, per_dimension_kl=per_dimension)
+            loss, _ = rerpi_loss(nets, _batch(), settings)
+            loss.backward()
+            for name, parameter in nets.named_parameters():
+                assert (parameter.grad is None) == name.startswith("target_"), name
+
+
+def test_a_terminated_step_does_not_bootstrap():
+    nets, batch = _nets(), _batch()
+    batch["terminateds"] = torch.ones(16)
+    before = rerpi_loss(nets, batch, _settings())[1]["critic_loss"]
+    batch["new_obs"] = 100 + batch["new_obs"]
+    torch.testing.assert_close(rerpi_loss(nets, batch, _settings())[1]["critic_loss"], before)
+    expected = (nets.critic(batch["obs"], batch["actions"]) - batch["rewards"]).square().mean()
+    torch.testing.assert_close(before, expected.detach())
+
+
+def test_updating_targets_copies_both_networks():
+    nets = _nets()
+    with torch.no_grad():
+        for parameter in (*nets.policy.parameters(), *nets.critic.parameters()):
+            parameter.add_(1.0)
+    nets.update_targets()
+    for online, target in ((nets.policy, nets.target_policy), (nets.critic, nets.target_critic)):
+        for a, b in zip(online.parameters(), target.parameters()):
+            assert torch.equal(a, b) and a is not b and not b.requires_grad
+
+
+def test_multiplier_steps_by_factors_and_stays_positive():
+    multiplier = Multiplier(5.0)
+    optimizer = torch.optim.Adam(multiplier.parameters(), lr=0.1)
+    for _ in range(100):
+        optimizer.zero_grad()
+        (multiplier() * 0.3).backward()
+        assert float(multiplier.log_value.grad) > 0.29  # by the value, not by its logarithm
+        optimizer.step()
+    assert 0.0 < float(multiplier()) < 1e-3
+
+
+def test_the_fit_holds_its_bounds():
+    """Fitting one batch for many updates ends with both KLs at their bounds."""
+    nets, batch = _nets(), _batch(256)
+    settings = _settings(epsilon_mu=1e-2, epsilon_sigma=1e-3)
+    optimizers = [
+        torch.optim.Adam(nets.policy.parameters(), lr=1e-3),
+        torch.optim.Adam(nets.multipliers.parameters(), lr=3e-2, betas=(0.9, 0.9)),
+    ]
+    logged = []
+    for _ in range(1500):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss, metrics = rerpi_loss(nets, batch, settings)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        logged.append((float(metrics["kl_mu"]), float(metrics["kl_sigma"])))
+    kl_mu, kl_sigma = torch.tensor(logged[-500:]).mean(0).tolist()
+    assert kl_mu < 1.3 * 1e-2
+    assert kl_sigma < 1.3 * 1e-3
