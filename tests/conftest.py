@@ -21,3 +21,38 @@ def resident_megabytes() -> float:
     """Memory of this process that is really in use."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.fixture(scope="session")
+def ray_session():
+    """One Ray for all tests that need it; more CPUs than there are, since most processes idle."""
+    import ray
+
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+def tiny_config(**training):
+    """A configuration that trains in moments; synchronous unless told otherwise."""
+    from rerpi_rllib import RERPIConfig
+
+    settings = {
+        "policy_layers": [16, 16],
+        "critic_layers": [16, 16],
+        "train_batch_size": 32,
+        "replay_capacity": 10_000,
+        "num_action_samples": 5,
+        "num_steps_sampled_before_learning_starts": 100,
+        "target_update_period": 20,
+        "updates_per_env_step": 0.5,
+        **training,
+    }
+    return (
+        RERPIConfig()
+        .environment("Pendulum-v1")
+        .env_runners(num_env_runners=0)
+        .training(**settings)
+        .reporting(min_sample_timesteps_per_iteration=200)
+        .debugging(seed=3)
+    )

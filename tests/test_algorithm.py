@@ -1,0 +1,261 @@
+"""Training through RLlib: repeatable, in the ratio asked for, in every arrangement of processes."""
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_config
+from ray.tune.registry import register_env
+
+from rerpi_rllib import RERPI
+from rerpi_rllib.algorithm.rate_limiter import RateLimiter
+
+LEARNER = ("learners", "default_policy")
+METRICS = (
+    "critic_loss policy_loss kl_mu kl_sigma alpha_mu alpha_sigma temperature kl_nonparametric "
+    "q_mean policy_stddev_mean weights_ess"
+).split()
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+def _learner_metrics(result):
+    return result["learners"]["default_policy"]
+
+
+def _run(config, iterations=2):
+    algo = config.build_algo()
+    try:
+        return [algo.train() for _ in range(iterations)]
+    finally:
+        algo.stop()
+
+
+def test_one_seed_one_run():
+    first, second = (_run(tiny_config(), 3) for _ in range(2))
+    for a, b in zip(first, second):
+        for name in METRICS:
+            assert _learner_metrics(a)[name] == _learner_metrics(b)[name], name
+        returns = [r["env_runners"]["episode_return_mean"] for r in (a, b)]
+        assert returns[0] == returns[1] or np.isnan(returns).all()
+    other = _run(tiny_config().debugging(seed=4), 1)[0]
+    assert _learner_metrics(other)["critic_loss"] != _learner_metrics(first[0])["critic_loss"]
+
+
+@pytest.mark.parametrize("temperature_solver", ["exact", "adam"])
+@pytest.mark.parametrize("per_dimension_kl", [False, True])
+def test_metrics_are_there_and_finite(temperature_solver, per_dimension_kl):
+    config = tiny_config(temperature_solver=temperature_solver, per_dimension_kl=per_dimension_kl)
+    metrics = _learner_metrics(_run(config, 1)[0])
+    assert all(np.isfinite(metrics[name]) for name in METRICS)
+
+
+def _ratio(result):
+    return result["num_updates_lifetime"] / result["num_env_steps_sampled_lifetime"]
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 1.5])
+def test_ratio_of_updates_to_steps_synchronous(ratio):
+    result = _run(tiny_config(updates_per_env_step=ratio))[-1]
+    assert _ratio(result) == pytest.approx(ratio, rel=0.05)
+
+
+def test_ratio_of_updates_to_steps_asynchronous():
+    config = tiny_config(updates_per_env_step=0.5).env_runners(num_env_runners=1)
+    config.reporting(min_sample_timesteps_per_iteration=2500)
+    result = _run(config, 1)[-1]
+    assert _ratio(result) == pytest.approx(0.5, rel=0.05)
+
+
+def test_free_running_learner_and_env_runner():
+    config = tiny_config(updates_per_env_step=None).env_runners(num_env_runners=1)
+    results = _run(config, 3)
+    steps = [r["num_env_steps_sampled_lifetime"] for r in results]
+    updates = [r["num_updates_lifetime"] for r in results]
+    assert steps == sorted(set(steps)) and updates == sorted(set(updates))
+
+
+@pytest.mark.parametrize(
+    "runners,envs,learners", [(1, 1, 1), (2, 2, 0), (0, 3, 0), (1, 1, 2)]
+)
+def test_other_arrangements(runners, envs, learners):
+    config = (
+        tiny_config()
+        .env_runners(num_env_runners=runners, num_envs_per_env_runner=envs)
+        .learners(num_learners=learners)
+    )
+    algo = config.build_algo()
+    try:
+        for _ in range(2):
+            result = algo.train()
+        assert result["num_updates_lifetime"] > 50
+        assert np.isfinite(_learner_metrics(result)["critic_loss"])
+        assert len(algo.replay) == result["num_env_steps_sampled_lifetime"]
+        if learners == 2:
+            weights = algo.learner_group.foreach_learner(
+                lambda learner: learner.get_state(components="rl_module")["rl_module"]
+            )
+            a, b = (w.get()["default_policy"] for w in weights)
+            assert all(np.array_equal(a[key], b[key]) for key in a)
+    finally:
+        algo.stop()
+
+
+def test_targets_are_copied_by_the_count_of_updates():
+    """Also when a call makes several updates, and when it ends between two copies."""
+    config = tiny_config(target_update_period=20, updates_per_env_step=1)
+    algo = config.build_algo()
+    try:
+        copies = []
+        learner = algo.learner_group._learner
+        nets = learner.module["default_policy"].nets
+        original = nets.update_targets
+        nets.update_targets = lambda: (copies.append(learner._num_updates), original())
+        for _ in range(2):
+            algo.train()
+        assert copies == list(range(20, learner._num_updates + 1, 20)) and len(copies) > 10
+    finally:
+        algo.stop()
+
+
+class _Recorder(gym.Env):
+    """Three-dimensional actions in [0, 10]; keeps what it is given, terminates after 30 steps."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Box(0.0, 10.0, (3,), np.float32)
+
+    def __init__(self, config=None):
+        self.actions, self.time, self.episode = [], 0, -1
+
+    def _observation(self):
+        return np.array([self.episode, self.time], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.time, self.episode = 0, self.episode + 1
+        return self._observation(), {}
+
+    def step(self, action):
+        self.actions.append(np.array(action))
+        self.time += 1
+        return self._observation(), float(self.time), self.time == 30, False, {}
+
+
+def test_what_the_environment_and_the_replay_get():
+    register_env("recorder", _Recorder)
+    config = tiny_config(initial_stddev=2.0).environment("recorder")
+    algo = config.build_algo()
+    try:
+        algo.train()
+        env = algo.env_runner.env.unwrapped.envs[0].unwrapped
+        seen = np.array(env.actions)
+        assert seen.min() == 0.0 and seen.max() == 10.0  # clipped in the environment's units
+        stored = algo.replay.sample(5000)
+        assert abs(stored["actions"]).max() > 2.0  # the unclipped sample in normalised units
+        episode, time = stored["obs"].T.astype(int)
+        np.testing.assert_array_equal(stored["new_obs"][:, 0], episode)
+        np.testing.assert_array_equal(stored["new_obs"][:, 1], time + 1)
+        np.testing.assert_array_equal(stored["terminateds"], time == 29)
+        np.testing.assert_array_equal(stored["rewards"], time + 1)
+        sent = seen[(30 * episode + time)]
+        np.testing.assert_allclose(5 * (stored["actions"].clip(-1, 1) + 1), sent, atol=1e-5)
+        # Log-probabilities are those of the unclipped sample. The very first steps were taken with
+        # the initial weights.
+        fresh = config.copy(copy_frozen=False).build_algo()
+        first = episode == 0
+        with torch.no_grad():
+            policy = fresh.get_module().nets.policy(torch.from_numpy(stored["obs"][first]))
+            expected = policy.log_prob(torch.from_numpy(stored["actions"][first]))
+        np.testing.assert_allclose(stored["action_logp"][first], expected, rtol=1e-4, atol=1e-4)
+        fresh.stop()
+    finally:
+        algo.stop()
+
+
+def test_checkpoint_holds_everything(tmp_path):
+    algo = tiny_config().build_algo()
+    algo.train()
+    algo.train()
+    path = str(tmp_path / "checkpoint")
+    algo.save_to_path(path)
+    before = algo.learner_group.get_state()["learner"]
+    replay = copy.deepcopy(algo.replay.get_state())
+    algo.stop()
+
+    restored = RERPI.from_checkpoint(path)
+    try:
+        after = restored.learner_group.get_state()["learner"]
+        weights = [s["rl_module"]["default_policy"] for s in (before, after)]
+        assert weights[0].keys() == weights[1].keys()
+        assert any("multipliers" in key for key in weights[0])
+        for key in weights[0]:
+            np.testing.assert_array_equal(weights[0][key], weights[1][key])
+        assert before["num_updates"] == after["num_updates"] == 200
+        optimizers = [s["optimizer"]["default_policy_dual"]["state"]["state"] for s in (before, after)]
+        assert optimizers[0][0]["step"] == optimizers[1][0]["step"] == 200
+        assert len(restored.replay) == 400
+        np.testing.assert_array_equal(restored.replay.get_state()["head"], replay["head"])
+        assert restored.iteration == 2
+        result = restored.train()
+        assert result["num_env_steps_sampled_lifetime"] == 600
+        assert result["num_updates_lifetime"] == 300
+        assert result["training_iteration"] == 3
+    finally:
+        restored.stop()
+
+
+def test_a_lost_env_runner_is_replaced():
+    import os
+    import signal
+
+    config = tiny_config().env_runners(num_env_runners=2)
+    config.fault_tolerance(restart_failed_env_runners=True, delay_between_env_runner_restarts_s=0)
+    algo = config.build_algo()
+    try:
+        algo.train()
+        pids = algo.env_runner_group.foreach_env_runner(
+            lambda runner: os.getpid(), local_env_runner=False
+        )
+        os.kill(pids[0], signal.SIGKILL)
+        steps = algo.train()["num_env_steps_sampled_lifetime"]
+        for _ in range(50):
+            result = algo.train()
+            if algo.env_runner_group.num_healthy_remote_workers() == 2:
+                break
+        assert algo.env_runner_group.num_healthy_remote_workers() == 2
+        assert result["num_env_steps_sampled_lifetime"] > steps
+    finally:
+        algo.stop()
+
+
+def test_nan_rewards_stop_the_run_and_say_so():
+    class Broken(_Recorder):
+        def step(self, action):
+            observation, _, *rest = super().step(action)
+            return observation, float("nan"), *rest
+
+    register_env("broken", Broken)
+    with pytest.raises(FloatingPointError, match="critic_loss"):
+        _run(tiny_config().environment("broken"), 1)
+
+
+def test_wrong_spaces_are_refused_by_the_algorithm():
+    with pytest.raises(ValueError, match="Discrete"):
+        tiny_config().environment("CartPole-v1").build_algo()
+
+
+def test_rate_limiter():
+    limiter = RateLimiter(0.5, learning_starts=100)
+    limiter.env_steps = 99
+    assert limiter.updates_due(limit=1000) == 0 and limiter.may_sample(500, 50)
+    limiter.env_steps = 100
+    assert limiter.updates_due(limit=1000) == 50 and limiter.updates_due(limit=7) == 7
+    assert not limiter.may_sample(0, 50)
+    limiter.updates = 50
+    assert limiter.updates_due(limit=1000) == 0
+    assert limiter.may_sample(0, 50) and limiter.may_sample(50, 50)
+    assert not limiter.may_sample(51, 50)
+    free = RateLimiter(None, learning_starts=10)
+    free.env_steps = 10
+    assert free.updates_due(limit=5) == 5 and free.may_sample(10**9, 1)
