@@ -7,6 +7,19 @@ import pytest
 os.environ.setdefault("MUJOCO_GL", "disabled")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
+METRICS = [
+    "critic_loss",
+    "policy_loss",
+    "kl_mu",
+    "kl_sigma",
+    "alpha_mu",
+    "alpha_sigma",
+    "temperature",
+    "kl_nonparametric",
+    "q_mean",
+    "policy_stddev_mean",
+    "weights_ess",
+]
 GOLDEN = Path(__file__).parent / "golden"
 
 

@@ -6,17 +6,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import METRICS, tiny_config
 from ray.tune.registry import register_env
 
 from rerpi_rllib import RERPI
 from rerpi_rllib.algorithm.rate_limiter import RateLimiter
-
-LEARNER = ("learners", "default_policy")
-METRICS = (
-    "critic_loss policy_loss kl_mu kl_sigma alpha_mu alpha_sigma temperature kl_nonparametric "
-    "q_mean policy_stddev_mean weights_ess"
-).split()
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -77,9 +71,7 @@ def test_free_running_learner_and_env_runner():
     assert steps == sorted(set(steps)) and updates == sorted(set(updates))
 
 
-@pytest.mark.parametrize(
-    "runners,envs,learners", [(1, 1, 1), (2, 2, 0), (0, 3, 0), (1, 1, 2)]
-)
+@pytest.mark.parametrize("runners,envs,learners", [(1, 1, 1), (2, 2, 0), (0, 3, 0), (1, 1, 2)])
 def test_other_arrangements(runners, envs, learners):
     config = (
         tiny_config()
@@ -192,7 +184,9 @@ def test_checkpoint_holds_everything(tmp_path):
         for key in weights[0]:
             np.testing.assert_array_equal(weights[0][key], weights[1][key])
         assert before["num_updates"] == after["num_updates"] == 200
-        optimizers = [s["optimizer"]["default_policy_dual"]["state"]["state"] for s in (before, after)]
+        optimizers = [
+            s["optimizer"]["default_policy_dual"]["state"]["state"] for s in (before, after)
+        ]
         assert optimizers[0][0]["step"] == optimizers[1][0]["step"] == 200
         assert len(restored.replay) == 400
         np.testing.assert_array_equal(restored.replay.get_state()["head"], replay["head"])

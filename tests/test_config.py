@@ -65,7 +65,7 @@ def test_a_wrong_value_is_named(key, value):
 
 def test_batch_must_fit_into_the_replay():
     config = RERPIConfig().environment("Pendulum-v1").training(replay_capacity=1000)
-    with pytest.raises(ValueError, match="3072.*replay_capacity=1000"):
+    with pytest.raises(ValueError, match=r"3072.*replay_capacity=1000"):
         config.validate()
 
 

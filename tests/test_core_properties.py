@@ -116,9 +116,7 @@ def test_ranking_weights_follow_the_formula_and_share_ties():
     raw = torch.log((4 + 10.0) / torch.arange(1.0, 5.0))
     expected = torch.stack([raw[0], (raw[2] + raw[3]) / 2, raw[1], (raw[2] + raw[3]) / 2])
     torch.testing.assert_close(core.ranking_weights(q)[:, 0], expected / raw.sum())
-    torch.testing.assert_close(
-        core.ranking_weights(torch.zeros(5, 2)), torch.full((5, 2), 1 / 5)
-    )
+    torch.testing.assert_close(core.ranking_weights(torch.zeros(5, 2)), torch.full((5, 2), 1 / 5))
 
 
 def _random_fit(n, b, d, dtype=torch.float32, seed=0):
@@ -186,9 +184,7 @@ def test_multipliers_take_only_their_own_gradient():
     alpha_mu = torch.tensor(2.0, requires_grad=True)
     alpha_sigma = torch.tensor(3.0, requires_grad=True)
     weights = torch.full((10, 4), 0.1)
-    fit = core.decoupled_fit(
-        actions, weights, mean, stddev, *target, alpha_mu, alpha_sigma, 0.5, 0.7
-    )
+    fit = core.decoupled_fit(actions, weights, mean, stddev, *target, alpha_mu, alpha_sigma, 0.5, 0.7)
     (fit.policy_loss + fit.penalty).backward(retain_graph=True)
     assert alpha_mu.grad is None and alpha_sigma.grad is None
     before = mean.grad.clone()

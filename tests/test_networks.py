@@ -1,15 +1,11 @@
 """Networks and the loss: shapes, sharing, and which gradients go where."""
 
 import torch
+from conftest import METRICS
 
 from rerpi_rllib.core.losses import LossSettings, rerpi_loss
 from rerpi_rllib.core.multipliers import Multiplier
 from rerpi_rllib.core.networks import ActorCritic
-
-METRICS = (
-    "critic_loss policy_loss kl_mu kl_sigma alpha_mu alpha_sigma temperature kl_nonparametric "
-    "q_mean policy_stddev_mean weights_ess"
-).split()
 
 
 def _nets(**kwargs):
@@ -29,6 +25,7 @@ def _settings(**kwargs):
         "epsilon": 0.1,
         "epsilon_mu": 5e-4,
         "epsilon_sigma": 1e-5,
+        "epsilon_penalty": None,
         "per_dimension_kl": False,
         "temperature_solver": "exact",
         "num_action_samples": 20,
@@ -92,9 +89,12 @@ def test_metrics_by_name_and_weights_kl_at_its_bound():
 
 def test_every_online_parameter_and_no_target_gets_a_gradient():
     for solver in ("exact", "adam"):
+        temperatures = ("temperature", "penalty_temperature") if solver == "adam" else ()
         for per_dimension in (False, True):
-            nets = _nets(per_dimension_kl=per_dimension, learned_temperature=solver == "adam")
-            settings = _settings(temperature_solver=solver, per_dimension_kl=per_dimension)
+            nets = _nets(per_dimension_kl=per_dimension, learned_temperatures=temperatures)
+            settings = _settings(
+                temperature_solver=solver, per_dimension_kl=per_dimension, epsilon_penalty=1e-3
+            )
             loss, _ = rerpi_loss(nets, _batch(), settings)
             loss.backward()
             for name, parameter in nets.named_parameters():

@@ -52,6 +52,9 @@ _CHECKS = {
     "epsilon": _POSITIVE,
     "epsilon_mu": _POSITIVE,
     "epsilon_sigma": _POSITIVE,
+    "epsilon_penalty": _Check(
+        "a number above 0, or None for no penalty", lambda v: v is None or _POSITIVE.holds(v)
+    ),
     "weighting": _one_of("exponential"),
     "fit": _one_of("decoupled"),
     "per_dimension_kl": _Check("True or False", lambda v: isinstance(v, bool)),
@@ -108,6 +111,7 @@ class RERPIConfig(AlgorithmConfig):
         self.fit = "decoupled"
         self.epsilon_mu = 5e-4
         self.epsilon_sigma = 1e-5
+        self.epsilon_penalty: float | None = None
         self.per_dimension_kl = False
         # Networks and optimizers.
         self.policy_layers: Sequence[int] = (200, 200, 200)
@@ -126,7 +130,9 @@ class RERPIConfig(AlgorithmConfig):
         self.num_env_runners = 1
         self.rollout_fragment_length = 50
         self.max_requests_in_flight_per_env_runner = 2
-        self.num_gpus_per_learner = "auto"
+        self.num_gpus_per_learner: Any = "auto"
+        self.min_time_s_per_iteration: float | None = None
+        self.min_sample_timesteps_per_iteration = 0
         self.metrics_num_episodes_for_smoothing = 10
         # Checked once a call by the learner instead of twice for each parameter and update.
         self.torch_skip_nan_gradients = True
@@ -158,6 +164,7 @@ class RERPIConfig(AlgorithmConfig):
         epsilon: float = NotProvided,
         epsilon_mu: float = NotProvided,
         epsilon_sigma: float = NotProvided,
+        epsilon_penalty: float | None = NotProvided,
         weighting: str = NotProvided,
         fit: str = NotProvided,
         per_dimension_kl: bool = NotProvided,
@@ -181,6 +188,8 @@ class RERPIConfig(AlgorithmConfig):
             epsilon: bound on the mean KL of the action weights to uniform (Step 2).
             epsilon_mu: bound on the KL by which the mean may move between two target copies.
             epsilon_sigma: the same for the covariance.
+            epsilon_penalty: pulls actions outside [-1, 1] back: KL of a second set of weights, by
+                the distance to the box, that is added to the first; None leaves it out.
             weighting: how Q-values become weights: "exponential".
             fit: how the policy is fitted to them: "decoupled".
             per_dimension_kl: apply ``epsilon_mu`` and ``epsilon_sigma`` to each action dimension.
@@ -252,19 +261,28 @@ class RERPIConfig(AlgorithmConfig):
                 "critic_layers": tuple(self.critic_layers),
                 "initial_stddev": self.initial_stddev,
                 "per_dimension_kl": self.per_dimension_kl,
-                "learned_temperature": self.temperature_solver == "adam",
+                "learned_temperatures": self._learned_temperatures,
             },
             "loss": {
                 "gamma": self.gamma,
                 "epsilon": self.epsilon,
                 "epsilon_mu": self.epsilon_mu,
                 "epsilon_sigma": self.epsilon_sigma,
+                "epsilon_penalty": self.epsilon_penalty,
                 "per_dimension_kl": self.per_dimension_kl,
                 "temperature_solver": self.temperature_solver,
                 "num_action_samples": self.num_action_samples,
                 "num_bootstrap_samples": self.num_bootstrap_samples,
             },
         }
+
+
+    @property
+    def _learned_temperatures(self) -> tuple[str, ...]:
+        if self.temperature_solver == "exact":
+            return ()
+        penalty = () if self.epsilon_penalty is None else ("penalty_temperature",)
+        return ("temperature", *penalty)
 
 
 def _gpus_for_learner(num_learners: int) -> int:

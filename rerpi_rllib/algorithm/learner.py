@@ -91,7 +91,7 @@ class RERPITorchLearner(TorchLearner):
         means = torch.stack([torch.stack(logged[name]).mean() for name in names]).tolist()
         self._check_finite(dict(zip(names, means)))
         for name, mean in zip(names, means):
-            self.metrics.log_value((DEFAULT_MODULE_ID, name), mean, window=1)
+            self.metrics.log_value((DEFAULT_MODULE_ID, name), mean, reduce="mean")
         self._log_steps_trained_metrics(batch)
         self.after_gradient_based_update(timesteps=timesteps or {})
         return self.metrics.reduce()

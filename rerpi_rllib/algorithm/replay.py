@@ -254,7 +254,7 @@ class ReplayBuffer(Checkpointable):
         for name, column in self._columns.items():
             with filesystem.open_output_stream(f"{path}/{name}.bin", compression=None) as file:
                 for used in self._used(self._lane_rows, self._filled):
-                    file.write(memoryview(column[used]).cast("B") if used.stop > used.start else b"")
+                    file.write(column[used].tobytes())
         return path
 
     def restore_from_path(self, path, *, component=None, filesystem=None, **kwargs) -> None:

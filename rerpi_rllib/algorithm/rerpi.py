@@ -117,9 +117,7 @@ class RERPI(Algorithm):
             self._request_samples()
 
     def _request_samples(self) -> None:
-        per_runner = (
-            self.config.get_rollout_fragment_length() * self.config.num_envs_per_env_runner
-        )
+        per_runner = self.config.get_rollout_fragment_length() * self.config.num_envs_per_env_runner
         in_flight = self.env_runner_group.num_in_flight_async_reqs("sample") * per_runner
         if self._limiter.may_sample(in_flight, per_runner * self.config.num_env_runners):
             self.env_runner_group.foreach_env_runner_async(_sample_and_get_metrics, tag="sample")
@@ -129,9 +127,7 @@ class RERPI(Algorithm):
 
         Without remote EnvRunners the number is fixed: the run has to be the same for a seed.
         """
-        limit = min(
-            _MAX_UPDATES_PER_CALL, _MAX_ROWS_PER_CALL // self.config.total_train_batch_size
-        )
+        limit = min(_MAX_UPDATES_PER_CALL, _MAX_ROWS_PER_CALL // self.config.total_train_batch_size)
         if self._is_asynchronous and self._seconds_per_update > 0.0:
             limit = min(limit, int(_SECONDS_PER_CALL / self._seconds_per_update))
         return max(1, limit)

@@ -43,9 +43,7 @@ class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         policy = self.nets.policy(batch[Columns.OBS])
         # RLlib's diagonal Gaussian is parametrised by mean and log standard deviation.
-        return {
-            Columns.ACTION_DIST_INPUTS: torch.cat([policy.mean, policy.stddev.log()], dim=-1)
-        }
+        return {Columns.ACTION_DIST_INPUTS: torch.cat([policy.mean, policy.stddev.log()], dim=-1)}
 
     def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         # The loss is computed here, inside the forward pass, because that is what data-parallel
@@ -68,6 +66,4 @@ def check_spaces(observation_space: gym.Space, action_space: gym.Space) -> None:
                 f"{hint}, a Box of one dimension."
             )
         if not np.issubdtype(space.dtype, np.floating):
-            raise ValueError(
-                f"The {name} space has dtype {space.dtype}; {hint}, float32 or float64."
-            )
+            raise ValueError(f"The {name} space has dtype {space.dtype}; {hint}, float32 or float64.")

@@ -31,7 +31,9 @@ def train(
         typer.Argument(metavar="[file FILE]", help="Take settings from a YAML file."),
     ] = None,
     algo: Annotated[Optional[str], typer.Option(help="The algorithm, e.g. RERPI.")] = None,
-    env: Annotated[Optional[str], typer.Option(help="The task, e.g. dm_control/cheetah-run-v0.")] = None,
+    env: Annotated[
+        Optional[str], typer.Option(help="The task, e.g. dm_control/cheetah-run-v0.")
+    ] = None,
     config: Annotated[Optional[str], typer.Option(help="Settings as a JSON object.")] = None,
     set_: Annotated[
         Optional[list[str]], typer.Option("--set", metavar="KEY=VALUE", help="One setting.")
@@ -202,8 +204,9 @@ def _shown(path: Path) -> Path:
 
 
 def main() -> None:
-    for noisy in ("ray", "ray.rllib"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
+    # What goes wrong is said in one line, with the place of the log that has it all.
+    for noisy in ("ray", "ray.rllib", "ray.tune"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
     from rerpi_rllib.experiments.training import RunFailed
 
     try:

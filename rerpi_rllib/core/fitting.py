@@ -64,8 +64,8 @@ class _Moments:
     def cross_entropy(self, shift: Tensor | float, stddev: Tensor) -> Tensor:
         """``-sum_i w_i log N(a_i; center + shift, stddev)``, summed over D, mean over states."""
         square = self.second - 2.0 * shift * self.first + self.total * shift**2
-        per_dimension = (
-            0.5 * square / stddev.square() + self.total * (stddev.log() + _HALF_LOG_TWO_PI)
+        per_dimension = 0.5 * square / stddev.square() + self.total * (
+            stddev.log() + _HALF_LOG_TWO_PI
         )
         return per_dimension.sum(dim=-1).mean()
 

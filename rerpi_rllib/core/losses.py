@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rerpi_rllib.core import evaluation, fitting, weights
 from rerpi_rllib.core.networks import ActorCritic
@@ -24,10 +24,24 @@ class LossSettings:
     epsilon: float
     epsilon_mu: float
     epsilon_sigma: float
+    epsilon_penalty: float | None
     per_dimension_kl: bool
     temperature_solver: str
     num_action_samples: int
     num_bootstrap_samples: int
+
+
+def _exponential_weights(
+    values: Tensor, epsilon: float, multipliers: nn.ModuleDict, name: str, settings: LossSettings
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights, their temperature, and the loss that moves it if it is learned."""
+    if settings.temperature_solver == "exact":
+        temperature = weights.solve_temperature(values, epsilon)
+        loss = torch.zeros_like(temperature)
+    else:
+        temperature = multipliers[name]()
+        loss = weights.temperature_dual(values, temperature, epsilon)
+    return weights.exponential_weights(values, temperature.detach()), temperature, loss
 
 
 def rerpi_loss(
@@ -59,13 +73,21 @@ def rerpi_loss(
         target = nets.target_policy(obs)
         actions = target.sample(settings.num_action_samples)
         q_values = nets.target_critic(obs, actions)
-    if settings.temperature_solver == "exact":
-        temperature = weights.solve_temperature(q_values, settings.epsilon)
-        temperature_loss = torch.zeros_like(temperature)
-    else:
-        temperature = nets.multipliers["temperature"]()
-        temperature_loss = weights.temperature_dual(q_values, temperature, settings.epsilon)
-    action_weights = weights.exponential_weights(q_values, temperature.detach())
+    action_weights, temperature, temperature_loss = _exponential_weights(
+        q_values, settings.epsilon, nets.multipliers, "temperature", settings
+    )
+    kl_nonparametric = weights.kl_to_uniform(action_weights).mean()
+    if settings.epsilon_penalty is not None:
+        # The two sets of weights are added, so they sum to two; the multipliers absorb the factor.
+        penalty_weights, _, penalty_loss = _exponential_weights(
+            weights.out_of_bounds_cost(actions),
+            settings.epsilon_penalty,
+            nets.multipliers,
+            "penalty_temperature",
+            settings,
+        )
+        action_weights = action_weights + penalty_weights
+        temperature_loss = temperature_loss + penalty_loss
 
     # Step 3: fit the online policy to them.
     online = nets.policy(obs)
@@ -97,7 +119,7 @@ def rerpi_loss(
         "alpha_mu": alpha_mu.mean(),
         "alpha_sigma": alpha_sigma.mean(),
         "temperature": temperature,
-        "kl_nonparametric": weights.kl_to_uniform(action_weights).mean(),
+        "kl_nonparametric": kl_nonparametric,
         "q_mean": q_values.mean(),
         "policy_stddev_mean": online.stddev.mean(),
         "weights_ess": weights.effective_sample_size(action_weights).mean(),

@@ -6,6 +6,7 @@ Both start with a linear layer, layer normalisation and tanh; ELU layers follow.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -19,7 +20,7 @@ from rerpi_rllib.core.multipliers import Multiplier
 def _after_first_layer(sizes: Sequence[int]) -> nn.Sequential:
     """All of a network's hidden part but its first linear map: norm, tanh, then linear and ELU."""
     layers: list[nn.Module] = [nn.LayerNorm(sizes[0]), nn.Tanh()]
-    for before, after in zip(sizes, sizes[1:]):
+    for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ELU()]
     return nn.Sequential(*layers)
 
@@ -44,9 +45,7 @@ class GaussianPolicy(nn.Module):
 
     def forward(self, observations: Tensor) -> DiagonalGaussian:
         hidden = self.body(self.first(observations))
-        return DiagonalGaussian(
-            self.mean(hidden), nn.functional.softplus(self.stddev(hidden))
-        )
+        return DiagonalGaussian(self.mean(hidden), nn.functional.softplus(self.stddev(hidden)))
 
 
 class Critic(nn.Module):
@@ -93,7 +92,7 @@ class ActorCritic(nn.Module):
         initial_stddev: float,
         clip_actions: bool,
         per_dimension_kl: bool = False,
-        learned_temperature: bool = False,
+        learned_temperatures: Sequence[str] = (),
         inference_only: bool = False,
     ) -> None:
         super().__init__()
@@ -107,8 +106,8 @@ class ActorCritic(nn.Module):
         self.multipliers = nn.ModuleDict(
             {"alpha_mu": Multiplier(size=size), "alpha_sigma": Multiplier(size=size)}
         )
-        if learned_temperature:
-            self.multipliers["temperature"] = Multiplier()
+        for name in learned_temperatures:
+            self.multipliers[name] = Multiplier()
 
     @torch.no_grad()
     def update_targets(self) -> None:

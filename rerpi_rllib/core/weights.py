@@ -53,9 +53,7 @@ def temperature_dual(q_values: Tensor, temperature: Tensor | float, epsilon: flo
     q_values = q_values.detach()
     below = _below_maximum(q_values)
     log_mean_exp = torch.logsumexp(below / temperature, dim=0) - math.log(len(q_values))
-    return (
-        temperature * (epsilon + log_mean_exp.mean()) + q_values.max(dim=0).values.mean()
-    )
+    return temperature * (epsilon + log_mean_exp.mean()) + q_values.max(dim=0).values.mean()
 
 
 def _kl_and_slope(below: Tensor, temperature: float) -> tuple[float, float]:
@@ -169,5 +167,5 @@ def kl_to_uniform(weights: Tensor) -> Tensor:
 
 
 def effective_sample_size(weights: Tensor) -> Tensor:
-    """``1 / sum of squared weights`` for each state: between 1 (one-hot) and N (uniform)."""
-    return weights.square().sum(dim=0).reciprocal()
+    """``(sum of weights)^2 / sum of their squares``: between 1 (one-hot) and N (uniform)."""
+    return weights.sum(dim=0).square() / weights.square().sum(dim=0)

@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 from ray.tune.registry import ENV_CREATOR, _global_registry, register_env
 
+
 def _register_control_suite() -> None:
     import shimmy
 
@@ -37,9 +38,7 @@ def _check_known(env_id: str) -> None:
         return
     near = difflib.get_close_matches(env_id, known, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(
-        f"Unknown environment {env_id!r}.{hint} `rllib list envs` shows what there is."
-    )
+    raise ValueError(f"Unknown environment {env_id!r}.{hint} `rllib list envs` shows what there is.")
 
 
 def make(env_id: str, *, render: bool = False, **kwargs: Any) -> gym.Env:

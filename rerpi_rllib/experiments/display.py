@@ -161,7 +161,9 @@ class TrainingDisplay(Callback):
         )
         return Group(
             table,
-            Text.assemble(("return ", "dim"), (self._return(), "bold"), "  ", _sparkline(self._returns)),
+            Text.assemble(
+                ("return ", "dim"), (self._return(), "bold"), "  ", _sparkline(self._returns)
+            ),
             ProgressBar(total=1.0, completed=self._fraction_done(result), width=60),
         )
 

@@ -66,7 +66,7 @@ def _act(policy: torch.nn.Module, observation: np.ndarray, stochastic: bool) -> 
     return (gaussian.sample(1)[0, 0] if stochastic else gaussian.mean[0]).numpy()
 
 
-def _to_env_units(action: np.ndarray, space: gym.spaces.Box) -> np.ndarray:
+def _to_env_units(action: np.ndarray, space: Any) -> np.ndarray:
     """The policy's ``[-1, 1]`` to the environment's bounds, as RLlib does while training."""
     if not space.is_bounded():
         return action
@@ -88,7 +88,7 @@ class _VideoWriter:
         except (ValueError, OSError) as error:
             raise ValueError(f"Cannot write a video to {str(path)!r}: {error}") from error
 
-    def add(self, frame: np.ndarray) -> None:
+    def add(self, frame: Any) -> None:
         self._writer.append_data(frame)
 
     def close(self) -> None:

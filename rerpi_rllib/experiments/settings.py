@@ -150,7 +150,7 @@ class RunSettings:
 
 
 def parse_value(text: str) -> Any:
-    """``1e-3``, ``[200, 200]``, ``true``, ``None`` ... as what they mean; anything else as a string."""
+    """``1e-3``, ``[200, 200]``, ``true``, ``None`` as what they mean; all else as a string."""
     words = {"true": True, "false": False, "null": None, "none": None}
     if text.lower() in words:
         return words[text.lower()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -18,6 +19,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 # Tune's newer output ignores verbose=0.
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 
+import gymnasium as gym
 import ray
 import torch
 from ray import tune
@@ -81,7 +83,7 @@ class _CheckpointByTime(Callback):
 def update_seconds(config: RERPIConfig) -> float:
     """How long one update takes on this machine's CPU, measured on random data."""
     env = envs.make(config.env, **config.env_config)
-    sizes = env.observation_space.shape[0], env.action_space.shape[0]
+    sizes = gym.spaces.flatdim(env.observation_space), gym.spaces.flatdim(env.action_space)
     env.close()
     nets = ActorCritic(*sizes, **config.model_config["networks"], clip_actions=True)
     settings = LossSettings(**config.model_config["loss"])
@@ -103,7 +105,7 @@ def update_seconds(config: RERPIConfig) -> float:
 
 def start_ray(cpus_needed: float) -> None:
     """Connect to the cluster that RAY_ADDRESS names, or start Ray on this machine."""
-    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    options: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
     if "RAY_ADDRESS" not in os.environ:
         # With fewer cores than processes they share: a run must not wait for ever for resources.
         options["num_cpus"] = max(os.cpu_count() or 1, int(-(-cpus_needed // 1)))
@@ -164,9 +166,7 @@ def train(
             config=config.to_dict(),
             stop=stop,
             callbacks=[_CheckpointByTime(), display],
-            checkpoint_config=CheckpointConfig(
-                checkpoint_at_end=True, num_to_keep=_CHECKPOINTS_KEPT
-            ),
+            checkpoint_config=CheckpointConfig(checkpoint_at_end=True, num_to_keep=_CHECKPOINTS_KEPT),
             trial_dirname_creator=lambda trial: f"part-{part}",
             restore=str(resume_from) if resume_from else None,
             log_to_file=True,
@@ -184,9 +184,16 @@ def train(
     (trial,) = analysis.trials
     logs = directory / f"part-{part}"
     if trial.status != Trial.TERMINATED:
-        reason = str(trial.get_error() or trial.status).strip().splitlines()[-1]
+        reason = _reason(str(trial.get_error() or trial.status))
         raise RunFailed(f"The run failed: {reason}. Its log is {logs / 'error.txt'}.")
     return Outcome(directory, newest_checkpoint(logs), display.last_return, stop.interrupted)
+
+
+def _reason(traceback: str) -> str:
+    """The first error in a chain of them that says something: what the others were raised for."""
+    lines = traceback.strip().splitlines()
+    named = [line for line in lines if re.match(r"[A-Za-z_.]+(Error|Exception): \S", line)]
+    return (named or lines)[0].strip().rstrip(".")
 
 
 def summary(outcome: Outcome) -> str:

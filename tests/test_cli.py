@@ -1,0 +1,192 @@
+"""The command line as a user types it: every call is a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RLLIB = [sys.executable, "-c", "from rerpi_rllib.cli import main; main()"]
+TINY = {
+    "policy_layers": [16, 16],
+    "critic_layers": [16, 16],
+    "train_batch_size": 32,
+    "num_steps_sampled_before_learning_starts": 100,
+    "updates_per_env_step": 0.5,
+}
+
+
+def _rllib(*arguments, cwd=ROOT, timeout=300):
+    return subprocess.run(
+        [*RLLIB, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=timeout
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished training run: its directory and what it printed."""
+    storage = tmp_path_factory.mktemp("storage")
+    done = _rllib(
+        *("train", "--algo", "RERPI", "--env", "Pendulum-v1", "--seed", 1, "--name", "pendulum"),
+        *("--config", json.dumps(TINY), "--set", "epsilon_mu=1e-3", "--num-env-runners", 0),
+        *("--stop", '{"env_steps": 1000}', "--storage-path", storage),
+    )
+    assert done.returncode == 0, done.stderr
+    return storage / "pendulum", done.stdout
+
+
+def _rows(run_directory: Path) -> list[dict]:
+    files = sorted(run_directory.glob("**/result.json"), key=lambda p: p.stat().st_mtime)
+    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+
+
+def test_a_run_leaves_results_checkpoint_plot_and_the_next_command(run):
+    directory, output = run
+    assert (directory / "curves.png").stat().st_size > 10_000
+    for pattern in ("progress.csv", "result.json", "events.out.tfevents.*", "checkpoint_*"):
+        assert list(directory.glob(f"*/{pattern}")), pattern
+    (row,) = _rows(directory)
+    assert row["num_env_steps_sampled_lifetime"] == 1000 and row["config"]["epsilon_mu"] == 1e-3
+    assert "checkpoint" in output and "curves.png" in output and "rllib evaluate" in output
+
+
+def test_evaluate(run):
+    directory, _ = run
+    done = _rllib("evaluate", directory, "--episodes", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert set(result) == {
+        *("env", "episodes", "return_mean", "return_std", "returns", "episode_lengths")
+    }
+    assert result["env"] == "Pendulum-v1" and result["episode_lengths"] == [200, 200]
+    again = json.loads(_rllib("evaluate", directory, "--episodes", 2, "--json").stdout)
+    assert again == result
+    other = _rllib("evaluate", directory, "--episodes", 2, "--stochastic", "--json")
+    assert json.loads(other.stdout)["returns"] != result["returns"]
+    table = _rllib("evaluate", directory, "--episodes", 1).stdout
+    assert "episode   1" in table and "mean" in table
+
+
+def test_resume_goes_on_where_the_run_stopped(run):
+    directory, _ = run
+    done = _rllib("train", "--resume", directory, "--stop", '{"env_steps": 2000}', "--quiet")
+    assert done.returncode == 0, done.stderr
+    steps = [row["num_env_steps_sampled_lifetime"] for row in _rows(directory)]
+    updates = [row["num_updates_lifetime"] for row in _rows(directory)]
+    assert steps == [1000, 2000] and updates == [500, 1000]
+    assert _rows(directory)[-1]["config"]["epsilon_mu"] == 1e-3
+    assert _rllib("plot", directory).returncode == 0
+
+
+def test_interrupt_ends_with_a_checkpoint(tmp_path):
+    process = subprocess.Popen(
+        [
+            *(*RLLIB, "train", "--algo", "RERPI", "--env", "Pendulum-v1", "--name", "x"),
+            *("--config", json.dumps(TINY), "--storage-path", str(tmp_path)),
+            *("--set", "min_time_s_per_iteration=1"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    results = tmp_path / "x" / "part-1" / "result.json"
+    deadline = time.monotonic() + 120
+    while not (results.exists() and results.read_text()) and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "Ctrl-C" in output and "checkpoint_" in output
+    assert _rllib("evaluate", tmp_path / "x", "--episodes", 1).returncode == 0
+
+
+def test_a_file_with_options_on_top(tmp_path):
+    settings = tmp_path / "pendulum.yaml"
+    settings.write_text(
+        "algo: RERPI\nenv: Pendulum-v1\npreset: compact\nseed: 5\n"
+        "stop: {env_steps: 100000}\n"
+        "config: {num_env_runners: 0, epsilon_mu: 2e-3, epsilon: 0.2}\n"
+    )
+    done = _rllib(
+        *("train", "file", settings, "--stop", '{"iterations": 1}', "--set", "epsilon=0.05"),
+        *("--storage-path", tmp_path, "--name", "run"),
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = _rows(tmp_path / "run")
+    config = row["config"]
+    assert (config["epsilon"], config["epsilon_mu"], config["seed"]) == (0.05, 0.002, 5)
+    assert config["train_batch_size"] == 128
+
+
+def test_a_failing_environment_is_a_failed_run(tmp_path):
+    (tmp_path / "failing.py").write_text(
+        "import gymnasium as gym, numpy as np\n"
+        "class Failing(gym.Env):\n"
+        "    observation_space = gym.spaces.Box(-1, 1, (2,))\n"
+        "    action_space = gym.spaces.Box(-1, 1, (1,))\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return np.zeros(2, np.float32), {}\n"
+        "    def step(self, action):\n"
+        "        raise OSError('the robot is on fire')\n"
+        "gym.register('Failing-v0', Failing)\n"
+    )
+    command = [
+        *(*RLLIB, "train", "--algo", "RERPI", "--env", "failing:Failing-v0", "--name", "x"),
+        *("--preset", "compact", "--num-env-runners", "0", "--storage-path", str(tmp_path)),
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=300,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert "on fire" in line
+    log = Path(line.split("Its log is ")[1].rstrip("."))
+    assert "on fire" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments,words",
+    [
+        (["--algo", "RERPY"], ["RERPY", "RERPI"]),
+        (["--env", "dm_control/cheetah-rum-v0"], ["cheetah-rum", "dm_control/cheetah-run-v0"]),
+        (["--env", "CartPole-v1"], ["CartPole-v1", "Discrete(2)"]),
+        (["--set", "epsilon=0"], ["epsilon=0", "above 0"]),
+        (["--set", "epsilon_nu=1"], ["epsilon_nu", "epsilon_mu"]),
+        (["--set", "epsilon"], ["epsilon", "key=value"]),
+        (["--config", "{epsilon: 1}"], ["--config", "JSON"]),
+        (["--stop", '{"steps": 1}'], ["steps", "env_steps"]),
+        (["--preset", "compct"], ["compct", "compact"]),
+        (["--set", "replay_capacity=100"], ["3072", "replay_capacity=100"]),
+        (["--seed", "x"], ["--seed", "x"]),
+        (["--nonsense"], ["--nonsense"]),
+        (["file", "missing.yaml"], ["missing.yaml"]),
+        (["--resume", "missing"], ["missing"]),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(arguments, words, tmp_path):
+    defaults = ["--env", "Pendulum-v1"] if "--env" not in arguments else []
+    algo = ["--algo", "RERPI"] if "--algo" not in arguments else []
+    done = _rllib("train", *algo, *defaults, *arguments, "--storage-path", tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert all(word in line for word in words), line
+    assert not list(tmp_path.iterdir())
+
+
+def test_list():
+    assert _rllib("list", "algos").stdout.split() == ["RERPI"]
+    assert "dm_control/cheetah-run-v0" in _rllib("list", "envs").stdout.split()
+    assert "quickstart.yaml" in _rllib("list", "configs").stdout
+    everything = _rllib("list").stdout
+    assert all(f"{kind}:" in everything for kind in ("algos", "envs", "configs"))
+    assert _rllib("list", "cats").returncode == 2
