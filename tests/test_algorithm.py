@@ -74,7 +74,7 @@ def test_free_running_learner_and_env_runner():
 @pytest.mark.parametrize("runners,envs,learners", [(1, 1, 1), (2, 2, 0), (0, 3, 0), (1, 1, 2)])
 def test_other_arrangements(runners, envs, learners):
     config = (
-        tiny_config()
+        tiny_config(policy_update_period=2)
         .env_runners(num_env_runners=runners, num_envs_per_env_runner=envs)
         .learners(num_learners=learners)
     )
@@ -223,6 +223,30 @@ def test_a_lost_env_runner_is_replaced():
         algo.stop()
 
 
+@pytest.mark.parametrize("runners", [0, 1])
+def test_an_environment_that_fails_now_and_then_is_survived(runners):
+    class Flaky(_Recorder):
+        def step(self, action):
+            if self.episode == 2:
+                raise OSError("a loose cable")
+            return super().step(action)
+
+    register_env("flaky", Flaky)
+    result = _run(tiny_config().environment("flaky").env_runners(num_env_runners=runners), 2)[-1]
+    assert result["num_env_steps_sampled_lifetime"] >= 400
+
+
+@pytest.mark.parametrize("runners", [0, 1])
+def test_an_environment_that_always_fails_ends_the_run(runners):
+    class Dead(_Recorder):
+        def step(self, action):
+            raise OSError("the robot is on fire")
+
+    register_env("dead", Dead)
+    with pytest.raises(RuntimeError, match=r"dead.*3 times(.|\n)*on fire"):
+        _run(tiny_config().environment("dead").env_runners(num_env_runners=runners), 1)
+
+
 def test_nan_rewards_stop_the_run_and_say_so():
     class Broken(_Recorder):
         def step(self, action):
@@ -250,6 +274,13 @@ def test_rate_limiter():
     assert limiter.updates_due(limit=1000) == 0
     assert limiter.may_sample(0, 50) and limiter.may_sample(50, 50)
     assert not limiter.may_sample(51, 50)
+    # Less than an update for each request: asking goes on until one is due.
+    slow = RateLimiter(0.005, learning_starts=10)
+    for _ in range(100):
+        slow.updates += slow.updates_due(limit=1000)
+        assert slow.may_sample(0, 50)
+        slow.env_steps += 50
+    assert slow.updates == pytest.approx(0.005 * 5000, abs=1)
     free = RateLimiter(None, learning_starts=10)
     free.env_steps = 10
     assert free.updates_due(limit=5) == 5 and free.may_sample(10**9, 1)

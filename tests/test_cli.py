@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,7 +139,7 @@ def test_a_failing_environment_is_a_failed_run(tmp_path):
     )
     command = [
         *(*RLLIB, "train", "--algo", "RERPI", "--env", "failing:Failing-v0", "--name", "x"),
-        *("--preset", "compact", "--num-env-runners", "0", "--storage-path", str(tmp_path)),
+        *("--preset", "compact", "--storage-path", str(tmp_path)),
     ]
     done = subprocess.run(
         command,
@@ -167,6 +168,13 @@ def test_a_failing_environment_is_a_failed_run(tmp_path):
         (["--stop", '{"steps": 1}'], ["steps", "env_steps"]),
         (["--preset", "compct"], ["compct", "compact"]),
         (["--set", "replay_capacity=100"], ["3072", "replay_capacity=100"]),
+        (["--set", "train_batch_size=abc"], ["train_batch_size='abc'"]),
+        (["--set", "normalize_actions=false"], ["normalize_actions=False"]),
+        (["--num-env-runners", "-1"], ["num_env_runners=-1"]),
+        (["--num-gpus", "64"], ["64 GPU"]),
+        (["--env", "Ant-v2"], ["Ant-v2"]),
+        (["--env", "dm_control/reach_site_vision-v0"], ["reach_site_vision", "MUJOCO_GL"]),
+        (["--set", 'env_config={"cats": 9}'], ["cats"]),
         (["--seed", "x"], ["--seed", "x"]),
         (["--nonsense"], ["--nonsense"]),
         (["file", "missing.yaml"], ["missing.yaml"]),
@@ -180,7 +188,45 @@ def test_wrong_use_is_one_line_and_exit_code_2(arguments, words, tmp_path):
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
     assert all(word in line for word in words), line
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("**/checkpoint_*"))
+
+
+def _ray_processes() -> set[int]:
+    found = subprocess.run(["pgrep", "-f", "raylet|gcs_server|ray::"], capture_output=True, text=True)
+    return {int(pid) for pid in found.stdout.split()}
+
+
+def test_nothing_is_left_running(tmp_path):
+    before = _ray_processes()
+    assert _rllib("train", "--algo", "RERPI", "--set", "epsilon=0").returncode == 2
+    assert _rllib("train", "--algo", "RERPI", "--num-gpus", 64).returncode == 2
+    deadline = time.monotonic() + 30
+    while _ray_processes() - before and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert not _ray_processes() - before
+
+
+def test_help_and_seed_in_config(tmp_path):
+    assert "train" in _rllib().stdout
+    assert "--resume" in _rllib("train", "--help").stdout
+
+    from rerpi_rllib.experiments.settings import RunSettings
+
+    settings = RunSettings(env="Pendulum-v1", config={"seed": 5})
+    assert settings.build_config().seed == 5
+
+
+def test_a_cut_checkpoint_is_passed_over(run, tmp_path):
+    from rerpi_rllib.experiments.checkpoints import newest_checkpoint
+
+    whole = newest_checkpoint(run[0])
+    good, cut = tmp_path / "checkpoint_000001", tmp_path / "checkpoint_000002"
+    for copy in (good, cut):
+        shutil.copytree(whole, copy)
+    assert newest_checkpoint(tmp_path) == cut
+    with open(cut / "replay" / "obs.bin", "r+b") as file:
+        file.truncate(100)
+    assert newest_checkpoint(tmp_path) == good
 
 
 def test_list():

@@ -39,6 +39,8 @@ def _one_of(*choices: str) -> _Check:
 
 _POSITIVE = _Check("a number above 0", lambda v: _is_number(v) and 0 < v < float("inf"))
 _COUNT = _Check("a whole number of at least 1", lambda v: _is_int(v) and v >= 1)
+_NATURAL = _Check("a whole number of at least 0", lambda v: _is_int(v) and v >= 0)
+_NEW_STACK = _Check("True (RLlib's new API stack)", lambda v: v is True)
 _LAYERS = _Check(
     "a list of at least one layer size, each a whole number of at least 1",
     lambda v: isinstance(v, (list, tuple)) and len(v) > 0 and all(_is_int(n) and n > 0 for n in v),
@@ -63,6 +65,7 @@ _CHECKS = {
     "num_action_samples": _COUNT,
     "num_bootstrap_samples": _COUNT,
     "target_update_period": _COUNT,
+    "policy_update_period": _COUNT,
     "lr": _LEARNING_RATE,
     "dual_lr": _LEARNING_RATE,
     "replay_capacity": _COUNT,
@@ -74,6 +77,17 @@ _CHECKS = {
     "policy_layers": _LAYERS,
     "critic_layers": _LAYERS,
     "initial_stddev": _POSITIVE,
+    "train_batch_size_per_learner": _COUNT,
+    "num_env_runners": _NATURAL,
+    "num_envs_per_env_runner": _COUNT,
+    "num_learners": _NATURAL,
+    "num_gpus_per_learner": _Check(
+        "a number of at least 0, or 'auto'", lambda v: v == "auto" or (_is_number(v) and v >= 0)
+    ),
+    "normalize_actions": _Check("True (the policy works in normalised units)", lambda v: v is True),
+    "env_config": _Check("a mapping", lambda v: isinstance(v, dict)),
+    "enable_rl_module_and_learner": _NEW_STACK,
+    "enable_env_runner_and_connector_v2": _NEW_STACK,
     "gamma": _Check("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
 }
 
@@ -102,6 +116,7 @@ class RERPIConfig(AlgorithmConfig):
         self.policy_evaluation = "td0"
         self.num_bootstrap_samples = 1
         self.target_update_period = 250
+        self.policy_update_period = 1
         # Step 2, weights.
         self.weighting = "exponential"
         self.epsilon = 0.1
@@ -131,6 +146,7 @@ class RERPIConfig(AlgorithmConfig):
         self.rollout_fragment_length = 50
         self.max_requests_in_flight_per_env_runner = 2
         self.num_gpus_per_learner: Any = "auto"
+        self.torch_ddp_kwargs: dict[str, Any] = {}
         self.min_time_s_per_iteration: float | None = None
         self.min_sample_timesteps_per_iteration = 0
         self.metrics_num_episodes_for_smoothing = 10
@@ -173,6 +189,7 @@ class RERPIConfig(AlgorithmConfig):
         num_action_samples: int = NotProvided,
         num_bootstrap_samples: int = NotProvided,
         target_update_period: int = NotProvided,
+        policy_update_period: int = NotProvided,
         dual_lr: float = NotProvided,
         replay_capacity: int = NotProvided,
         updates_per_env_step: float | None = NotProvided,
@@ -199,6 +216,8 @@ class RERPIConfig(AlgorithmConfig):
             num_action_samples: actions per state in Step 2 (the paper's N).
             num_bootstrap_samples: actions averaged in the bootstrap of Step 1.
             target_update_period: learner updates between two copies to the target networks.
+            policy_update_period: do Steps 2 and 3 in every so many-th update only; the critic learns
+                in each. They cost several times as much as the critic's step.
             dual_lr: learning rate of the multipliers' logarithms.
             replay_capacity: steps kept.
             updates_per_env_step: ratio of learning to acting; None lets both run free.
@@ -223,10 +242,18 @@ class RERPIConfig(AlgorithmConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
+        if self._train_batch_size_per_learner is None:
+            self._check("train_batch_size", _COUNT, self.train_batch_size)
         for key, check in _CHECKS.items():
-            value = getattr(self, key)
-            if not check.holds(value):
-                self._value_error(f"{key}={value!r} is not allowed: it must be {check.allowed}.")
+            self._check(key, check, getattr(self, key))
+        self._check_together()
+        super().validate()
+
+    def _check(self, key: str, check: _Check, value: Any) -> None:
+        if not check.holds(value):
+            self._value_error(f"{key}={value!r} is not allowed: it must be {check.allowed}.")
+
+    def _check_together(self) -> None:
         if self.total_train_batch_size > self.replay_capacity:
             self._value_error(
                 f"train_batch_size={self.total_train_batch_size} is larger than "
@@ -240,9 +267,11 @@ class RERPIConfig(AlgorithmConfig):
                 self.min_time_s_per_iteration = 5
             else:
                 self.min_sample_timesteps_per_iteration = 1_000
+        if self.policy_update_period > 1 and self.num_learners > 1:
+            # Updates of the critic alone leave the policy's parameters without a gradient.
+            self.torch_ddp_kwargs = {**self.torch_ddp_kwargs, "find_unused_parameters": True}
         if isinstance(self.env, str):
             envs.register_with_tune(self.env)
-        super().validate()
 
     @override(AlgorithmConfig)
     def get_default_rl_module_spec(self) -> RLModuleSpec:
@@ -275,7 +304,6 @@ class RERPIConfig(AlgorithmConfig):
                 "num_bootstrap_samples": self.num_bootstrap_samples,
             },
         }
-
 
     @property
     def _learned_temperatures(self) -> tuple[str, ...]:

@@ -26,11 +26,11 @@ class RateLimiter:
         return min(limit, int(self._ratio * self.env_steps - self.updates + 1e-6))
 
     def may_sample(self, steps_in_flight: int, steps_per_request: int) -> bool:
-        """Whether to ask for more steps: not while the updates for two requests are outstanding."""
+        """Whether to ask for more steps: not while updates for more than a request are due."""
         if self._ratio is None or self.env_steps < self._learning_starts:
             return True
         ahead = self.env_steps + steps_in_flight - self.updates / self._ratio
-        return ahead <= steps_per_request
+        return ahead <= max(steps_per_request, 1.0 / self._ratio)
 
     def get_state(self) -> dict[str, int]:
         return {"env_steps": self.env_steps, "updates": self.updates}

@@ -21,6 +21,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.checkpoints import Checkpointable
 
+_ROWS_AT_ONCE = 2**16  # while saving and loading
 _TRANSITION, _TERMINATED = np.uint8(1), np.uint8(2)
 
 
@@ -219,7 +220,7 @@ class ReplayBuffer(Checkpointable):
             parts.append((slice(base, base + count - before_wrap), slice(before_wrap, count)))
         return parts
 
-    # -- Checkpoints: raw arrays beside a small state file, written without a copy in memory. --
+    # -- Checkpoints: raw arrays beside a small state file, piece by piece. --
 
     def get_state(self, components=None, *, not_components=None, **kwargs) -> dict[str, Any]:
         return {
@@ -231,6 +232,10 @@ class ReplayBuffer(Checkpointable):
             "size": self._size,
             "lane_rows": self._lane_rows,
             "rng": self._rng.bit_generator.state,
+            "bytes": {
+                f"{name}.bin": int(self._filled.sum()) * column[:1].nbytes
+                for name, column in self._columns.items()
+            },
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -254,7 +259,8 @@ class ReplayBuffer(Checkpointable):
         for name, column in self._columns.items():
             with filesystem.open_output_stream(f"{path}/{name}.bin", compression=None) as file:
                 for used in self._used(self._lane_rows, self._filled):
-                    file.write(column[used].tobytes())
+                    for start in range(used.start, used.stop, _ROWS_AT_ONCE):
+                        file.write(column[start : min(start + _ROWS_AT_ONCE, used.stop)].tobytes())
         return path
 
     def restore_from_path(self, path, *, component=None, filesystem=None, **kwargs) -> None:
@@ -276,10 +282,10 @@ class ReplayBuffer(Checkpointable):
         for name, column in restored._columns.items():
             with filesystem.open_input_stream(f"{path}/{name}.bin", compression=None) as file:
                 for used in self._used(state["lane_rows"], state["filled"]):
-                    if used.stop > used.start:
-                        size = column[used].nbytes
-                        part = np.frombuffer(file.read(size), column.dtype)
-                        column[used] = part.reshape(column[used].shape)
+                    for start in range(used.start, used.stop, _ROWS_AT_ONCE):
+                        rows = column[start : min(start + _ROWS_AT_ONCE, used.stop)]
+                        part = np.frombuffer(file.read(rows.nbytes), column.dtype)
+                        rows[:] = part.reshape(rows.shape)
         restored.set_state(state)
         if restored is not self:
             for episode in restored._episodes():

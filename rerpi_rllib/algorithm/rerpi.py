@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.training_data import TrainingData
@@ -24,6 +27,7 @@ from ray.rllib.utils.metrics import (
 )
 
 from rerpi_rllib.algorithm.config import RERPIConfig
+from rerpi_rllib.algorithm.learner import learner_threads
 from rerpi_rllib.algorithm.rate_limiter import RateLimiter
 from rerpi_rllib.algorithm.replay import ReplayBuffer
 
@@ -37,10 +41,18 @@ _TIME_TOTAL = "time_total"
 _MAX_UPDATES_PER_CALL = 50
 _MAX_ROWS_PER_CALL = 2**18
 _SECONDS_PER_CALL = 1.0
+_SECONDS_BETWEEN_LOOKS = 0.05
+_MAX_FAILURES_IN_A_ROW = 3
 
 
-def _sample_and_get_metrics(env_runner: EnvRunner) -> tuple[list, dict]:
-    return env_runner.sample(), env_runner.get_metrics()
+def _sample_and_get_metrics(env_runner: EnvRunner) -> tuple[list, dict] | str:
+    """A fragment and its metrics, or what went wrong in the environment."""
+    try:
+        return env_runner.sample(), env_runner.get_metrics()
+    except Exception:
+        failure = traceback.format_exc()
+        env_runner.make_env()
+        return failure
 
 
 class RERPI(Algorithm):
@@ -71,6 +83,11 @@ class RERPI(Algorithm):
             self.config.num_steps_sampled_before_learning_starts,
         )
         self._seconds_per_update = 0.0
+        self._failures_in_a_row = 0
+        # The learner works in a thread of its own, so that meanwhile the samples keep coming in.
+        self._learner_thread = ThreadPoolExecutor(
+            1, initializer=torch.set_num_threads, initargs=(learner_threads(self.config),)
+        )
         if self.config.num_gpus_per_learner == 0:
             logger.warning("No GPU for the learner: it runs on the CPU.")
 
@@ -78,14 +95,13 @@ class RERPI(Algorithm):
     def training_step(self) -> None:
         """Gather what the EnvRunners have, learn as much as is due, send the new weights out."""
         with self.metrics.log_time((TIMERS, SAMPLE_TIMER)):
-            self._collect()
-        updates = self._limiter.updates_due(limit=self._updates_per_call())
-        while updates:
+            # With updates to make there is no waiting for the environments.
+            self._collect(wait=0.0 if self._updates_due() else 0.2)
+        while updates := self._updates_due():
             with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
                 self._learn(updates)
             if self._is_asynchronous:
                 break
-            updates = self._limiter.updates_due(limit=self._updates_per_call())
         if self._limiter.updates:
             with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
                 self.env_runner_group.sync_weights(
@@ -96,25 +112,43 @@ class RERPI(Algorithm):
     def _is_asynchronous(self) -> bool:
         return self.config.num_env_runners > 0
 
-    def _collect(self) -> None:
+    def _updates_due(self) -> int:
+        return self._limiter.updates_due(self._updates_per_call()) if len(self.replay) else 0
+
+    def _collect(self, wait: float) -> None:
         """Move finished fragments into the replay and ask the EnvRunners for the next ones."""
         if not self._is_asynchronous:
             results = [_sample_and_get_metrics(self.env_runner)]
         else:
             self._request_samples()
-            # With updates to make there is no waiting for the environments.
-            wait = 0.0 if self._limiter.updates_due(limit=1) else 0.2
+            if not self.env_runner_group.num_in_flight_async_reqs("sample"):
+                time.sleep(wait)
             results = self.env_runner_group.fetch_ready_async_reqs(
                 tags="sample", timeout_seconds=wait
             )
             results = [result for _, result in results]
-        for episodes, metrics in results:
+        for result in results:
+            if isinstance(result, str):
+                self._note_failure(result)
+                continue
+            self._failures_in_a_row = 0
+            episodes, metrics = result
             for episode in episodes:
                 self.replay.add_episode(episode)
                 self._limiter.env_steps += len(episode)
             self.metrics.aggregate([metrics], key=ENV_RUNNER_RESULTS)
         if self._is_asynchronous and results:
             self._request_samples()
+
+    def _note_failure(self, failure: str) -> None:
+        """One failure, and the environment is built anew; several in a row end the run."""
+        self._failures_in_a_row += 1
+        logger.warning("An environment failed and is built anew:\n%s", failure)
+        if self._failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
+            raise RuntimeError(
+                f"The environment {self.config.env} failed {self._failures_in_a_row} times in a row, "
+                f"last with:\n{failure}"
+            )
 
     def _request_samples(self) -> None:
         per_runner = self.config.get_rollout_fragment_length() * self.config.num_envs_per_env_runner
@@ -128,25 +162,36 @@ class RERPI(Algorithm):
         Without remote EnvRunners the number is fixed: the run has to be the same for a seed.
         """
         limit = min(_MAX_UPDATES_PER_CALL, _MAX_ROWS_PER_CALL // self.config.total_train_batch_size)
-        if self._is_asynchronous and self._seconds_per_update > 0.0:
-            limit = min(limit, int(_SECONDS_PER_CALL / self._seconds_per_update))
+        if self._is_asynchronous:
+            known = self._seconds_per_update > 0.0
+            limit = min(limit, int(_SECONDS_PER_CALL / self._seconds_per_update) if known else 1)
         return max(1, limit)
 
     def _learn(self, updates: int) -> None:
         started = time.perf_counter()
         batch = self.replay.sample(updates * self.config.total_train_batch_size)
         size = len(batch["rewards"])
-        results = self.learner_group.update(
+        learning = self._learner_thread.submit(
+            self.learner_group.update,
             training_data=TrainingData(
                 batch=MultiAgentBatch({DEFAULT_MODULE_ID: SampleBatch(batch)}, size)
             ),
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._limiter.env_steps},
             minibatch_size=self.config.train_batch_size_per_learner,
         )
+        if self._is_asynchronous:
+            while not learning.done():
+                self._collect(wait=_SECONDS_BETWEEN_LOOKS)
+        results = learning.result()
         self._limiter.updates += updates
         self._seconds_per_update = (time.perf_counter() - started) / updates
         self.metrics.aggregate(results, key=LEARNER_RESULTS)
         self.metrics.log_value(NUM_UPDATES_LIFETIME, updates, reduce="lifetime_sum")
+
+    @override(Algorithm)
+    def cleanup(self) -> None:
+        self._learner_thread.shutdown()
+        super().cleanup()
 
     # -- Checkpoints: what RLlib saves, and the replay and the counters. --
 

@@ -10,14 +10,16 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
-import click
 import typer
+
+# The base of all of typer's errors: click's own class, or that of the copy newer versions carry.
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
+    pretty_exceptions_enable=False,
     help="Train, evaluate and compare RERPI and its relatives with Ray RLlib.",
 )
 
@@ -104,9 +106,9 @@ def train(
     built = settings.build_config()
     if resume_from is None:
         directory = training.run_directory(settings, storage_path, name)
-        if (directory / RunSettings.FILE_NAME).exists():
+        if list(directory.glob("part-*/checkpoint_*")):
             raise ValueError(f"{directory} holds a run already: --resume it, or choose a --name.")
-    if built.num_gpus_per_learner == 0 and settings.preset is None and not quiet:
+    if training.has_no_gpu(built) and settings.preset is None and not quiet:
         typer.echo(
             f"No GPU: one update with batch {built.total_train_batch_size} takes about "
             f"{training.update_seconds(built):.2g} s here. --preset compact is made for CPUs."
@@ -210,10 +212,10 @@ def main() -> None:
     from rerpi_rllib.experiments.training import RunFailed
 
     try:
-        code = app(standalone_mode=False)
-    except click.ClickException as error:
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    except _USAGE_ERROR as error:
         _fail(2, error.format_message())
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         _fail(130, "Aborted.")
     except ValueError as error:
         _fail(2, str(error))

@@ -45,7 +45,10 @@ def _exponential_weights(
 
 
 def rerpi_loss(
-    nets: ActorCritic, batch: Mapping[str, Tensor], settings: LossSettings
+    nets: ActorCritic,
+    batch: Mapping[str, Tensor],
+    settings: LossSettings,
+    improve_policy: bool = True,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The total loss and the metrics of one update.
 
@@ -54,21 +57,36 @@ def rerpi_loss(
         batch: ``obs`` ``[B, O]``, ``new_obs`` ``[B, O]``, ``actions`` ``[B, D]`` (unclipped),
             ``rewards`` ``[B]`` and ``terminateds`` ``[B]`` (0 or 1).
         settings: the algorithm's numbers.
+        improve_policy: whether to do Steps 2 and 3 too, or the critic's Step 1 alone.
 
     Returns:
         Scalar loss and a dictionary of detached scalars.
     """
-    obs = batch["obs"]
+    loss, metrics = _evaluation_loss(nets, batch, settings)
+    if improve_policy:
+        improvement_loss, improvement_metrics = _improvement_loss(nets, batch["obs"], settings)
+        loss = loss + improvement_loss
+        metrics |= improvement_metrics
+    return loss, {name: value.detach() for name, value in metrics.items()}
 
-    # Step 1: policy evaluation.
+
+def _evaluation_loss(
+    nets: ActorCritic, batch: Mapping[str, Tensor], settings: LossSettings
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Step 1: squared error of the critic against targets from the target networks."""
     with torch.no_grad():
         next_actions = nets.target_policy(batch["new_obs"]).sample(settings.num_bootstrap_samples)
         next_values = nets.target_critic(batch["new_obs"], next_actions).mean(dim=0)
         discounts = settings.gamma * (1.0 - batch["terminateds"])
         targets = evaluation.td_targets(batch["rewards"], discounts, next_values)
-    critic_loss = (nets.critic(obs, batch["actions"]) - targets).square().mean()
+    loss = (nets.critic(batch["obs"], batch["actions"]) - targets).square().mean()
+    return loss, {"critic_loss": loss}
 
-    # Step 2: weights over actions of the target policy.
+
+def _improvement_loss(
+    nets: ActorCritic, obs: Tensor, settings: LossSettings
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Steps 2 and 3: weight the target policy's actions and fit the online policy to them."""
     with torch.no_grad():
         target = nets.target_policy(obs)
         actions = target.sample(settings.num_action_samples)
@@ -89,7 +107,6 @@ def rerpi_loss(
         action_weights = action_weights + penalty_weights
         temperature_loss = temperature_loss + penalty_loss
 
-    # Step 3: fit the online policy to them.
     online = nets.policy(obs)
     alpha_mu, alpha_sigma = nets.multipliers["alpha_mu"](), nets.multipliers["alpha_sigma"]()
     fit = fitting.decoupled_fit(
@@ -105,14 +122,11 @@ def rerpi_loss(
         settings.epsilon_sigma,
         settings.per_dimension_kl,
     )
-
     # Adam does not see a constant scale, but a multiplier that rises or falls tenfold within a few
     # hundred updates would throw its running averages off, and the policy with them.
     scale = 1.0 / (1.0 + alpha_mu.detach().max() + alpha_sigma.detach().max())
-    policy_objective = scale * (fit.policy_loss + fit.penalty)
-    loss = critic_loss + policy_objective + fit.dual_loss + temperature_loss
-    metrics = {
-        "critic_loss": critic_loss,
+    loss = scale * (fit.policy_loss + fit.penalty) + fit.dual_loss + temperature_loss
+    return loss, {
         "policy_loss": fit.policy_loss,
         "kl_mu": fit.kl_mu.mean(),
         "kl_sigma": fit.kl_sigma.mean(),
@@ -124,4 +138,3 @@ def rerpi_loss(
         "policy_stddev_mean": online.stddev.mean(),
         "weights_ess": weights.effective_sample_size(action_weights).mean(),
     }
-    return loss, {name: value.detach() for name, value in metrics.items()}

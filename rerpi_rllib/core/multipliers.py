@@ -18,11 +18,18 @@ class Multiplier(nn.Module):
     averages follow, and a multiplier that has to rise quickly would run away.
     """
 
-    def __init__(self, initial: float = 1.0, size: int | None = None) -> None:
+    def __init__(
+        self, initial: float = 1.0, *, minimum: float = 1e-3, size: int | None = None
+    ) -> None:
         super().__init__()
+        # A constraint that is never active would let the logarithm fall for ever, and a later one
+        # would have to wait until it is back.
+        self.log_minimum = math.log(minimum)
         shape = () if size is None else (size,)
         self.log_value = nn.Parameter(torch.full(shape, math.log(initial)))
 
     def forward(self) -> Tensor:
+        with torch.no_grad():
+            self.log_value.clamp_(min=self.log_minimum)
         value = self.log_value.detach().exp()
         return value + (self.log_value - self.log_value.detach())

@@ -107,7 +107,7 @@ class ActorCritic(nn.Module):
             {"alpha_mu": Multiplier(size=size), "alpha_sigma": Multiplier(size=size)}
         )
         for name in learned_temperatures:
-            self.multipliers[name] = Multiplier()
+            self.multipliers[name] = Multiplier(minimum=1e-8)
 
     @torch.no_grad()
     def update_targets(self) -> None:

@@ -63,7 +63,7 @@ def make(env_id: str, *, render: bool = False, **kwargs: Any) -> gym.Env:
             f"{env_id} is rendered and MUJOCO_GL is {os.environ.get('MUJOCO_GL')!r}: set it to "
             "'egl' (Debian package libegl1) or 'osmesa' (libosmesa6)."
         ) from None
-    except gym.error.Error as error:
+    except (gym.error.Error, ImportError, TypeError) as error:
         raise ValueError(f"Could not make {env_id!r}: {error}") from error
     return VectorObservations(env)
 

@@ -6,13 +6,19 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-# RLlib writes the algorithm's state last; one that was cut short lacks something.
 _STATE = "algorithm_state.pkl"
 _PARTS = (_STATE, "learner_group", "replay")
 
 
 def is_checkpoint(path: Path) -> bool:
-    return all((path / part).exists() for part in _PARTS)
+    """Whether everything is there: copying to the run's directory may have been cut short."""
+    if not all((path / part).exists() for part in _PARTS):
+        return False
+    try:
+        sizes = pickle.loads((path / "replay" / "state.pkl").read_bytes())["bytes"]
+        return all((path / "replay" / name).stat().st_size == n for name, n in sizes.items())
+    except (OSError, EOFError, KeyError, pickle.UnpicklingError):
+        return False
 
 
 def newest_checkpoint(path: Path) -> Path:

@@ -84,7 +84,11 @@ class RunSettings:
                     f"Unknown key {key!r} in {source}.{_nearest(str(key), known)} "
                     f"Allowed: {', '.join(sorted(known))}."
                 )
-        return cls(**{key: value for key, value in given.items() if value is not None})
+        given = {key: value for key, value in given.items() if value is not None}
+        for key in ("config", "stop"):
+            if not isinstance(given.get(key, {}), dict):
+                raise ValueError(f"{key} in {source} must be a mapping, not {given[key]!r}.")
+        return cls(**given)
 
     @classmethod
     def from_file(cls, path: Path) -> RunSettings:
@@ -123,8 +127,11 @@ class RunSettings:
                 )
             values[key] = parse_value(value) if isinstance(value, str) else value
         config.update_from_dict(values)
-        config.environment(self.env).debugging(seed=self.seed)
-        config.validate()
+        config.environment(self.env)
+        if self.seed is not None:
+            config.debugging(seed=self.seed)
+        # On a copy: what validation fills in from the machine is decided where the run takes place.
+        config.copy(copy_frozen=False).validate()
         self._check_stop()
         self._check_env(config)
         return config

@@ -28,6 +28,7 @@ from ray.tune.experiment import Trial
 from ray.tune.result import SHOULD_CHECKPOINT
 
 from rerpi_rllib import RERPIConfig, envs
+from rerpi_rllib.algorithm.learner import learner_threads
 from rerpi_rllib.core.losses import LossSettings, rerpi_loss
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.experiments.checkpoints import newest_checkpoint
@@ -95,6 +96,7 @@ def update_seconds(config: RERPIConfig) -> float:
         "rewards": torch.randn(size),
         "terminateds": torch.zeros(size),
     }
+    torch.set_num_threads(learner_threads(config))
     best = float("inf")
     for _ in range(2):
         started = time.perf_counter()
@@ -103,13 +105,33 @@ def update_seconds(config: RERPIConfig) -> float:
     return best
 
 
-def start_ray(cpus_needed: float) -> None:
+def has_no_gpu(config: RERPIConfig) -> bool:
+    """Whether the learner will run on this machine's CPU, as far as can be told before the start."""
+    gpus = config.num_gpus_per_learner
+    return "RAY_ADDRESS" not in os.environ and (
+        gpus == 0 or (gpus == "auto" and torch.cuda.device_count() == 0)
+    )
+
+
+def _start_ray(config: RERPIConfig) -> None:
     """Connect to the cluster that RAY_ADDRESS names, or start Ray on this machine."""
     options: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
     if "RAY_ADDRESS" not in os.environ:
-        # With fewer cores than processes they share: a run must not wait for ever for resources.
-        options["num_cpus"] = max(os.cpu_count() or 1, int(-(-cpus_needed // 1)))
+        # With fewer cores than processes they share: a run must not wait for ever for a CPU.
+        processes = 1 + config.num_env_runners + config.num_learners
+        cpus = (
+            config.num_cpus_for_main_process - 1 + processes * max(1, config.num_cpus_per_env_runner)
+        )
+        options |= {"address": "local", "num_cpus": max(os.cpu_count() or 1, int(cpus) + 1)}
     ray.init(**options)
+    request = config.algo_class.default_resource_request(config.to_dict())
+    for kind, amount in request.required_resources.items():
+        available = ray.cluster_resources().get(kind, 0)
+        if amount > available:
+            raise ValueError(
+                f"The run needs {amount:g} {kind} and there are {available:g}: "
+                "change num_env_runners, num_learners or --num-gpus."
+            )
 
 
 def run_directory(settings: RunSettings, storage_path: Path, name: str | None) -> Path:
@@ -147,9 +169,6 @@ def train(
         },
         quiet,
     )
-    config = config.copy(copy_frozen=False)
-    request = config.algo_class.default_resource_request(config.to_dict())
-    start_ray(request.required_resources.get("CPU", 1))
 
     def on_interrupt(signum: int, frame: Any) -> None:
         if stop.interrupted:
@@ -159,6 +178,7 @@ def train(
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous = signal.signal(signal.SIGINT, on_interrupt) if in_main_thread else None
     try:
+        _start_ray(config)
         analysis = tune.run(
             settings.algo,
             name=directory.name,
