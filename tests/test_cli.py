@@ -81,7 +81,10 @@ def test_resume_goes_on_where_the_run_stopped(run):
     updates = [row["num_updates_lifetime"] for row in _rows(directory)]
     assert steps == [1000, 2000] and updates == [500, 1000]
     assert _rows(directory)[-1]["config"]["epsilon_mu"] == 1e-3
-    assert _rllib("plot", directory).returncode == 0
+    figure = directory / "again.png"
+    assert _rllib("plot", directory, "--output", figure).returncode == 0
+    lines = figure.with_suffix(".csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["env_steps", "1000", "2000"]
 
 
 def test_interrupt_ends_with_a_checkpoint(tmp_path):

@@ -150,6 +150,8 @@ class RERPIConfig(AlgorithmConfig):
         self.min_time_s_per_iteration: float | None = None
         self.min_sample_timesteps_per_iteration = 0
         self.metrics_num_episodes_for_smoothing = 10
+        # An evaluation plays the policy's mean.
+        self.evaluation_config = {"explore": False}
         # Checked once a call by the learner instead of twice for each parameter and update.
         self.torch_skip_nan_gradients = True
         # Nothing in the default pipelines has a state to merge between EnvRunners.
@@ -166,11 +168,13 @@ class RERPIConfig(AlgorithmConfig):
             policy_layers=(128, 128),
             critic_layers=(256, 256),
             train_batch_size=128,
-            epsilon_mu=5e-3,
-            epsilon_sigma=1e-4,
+            epsilon_mu=2e-3,
+            epsilon_sigma=3e-5,
+            epsilon_penalty=1e-3,
             target_update_period=100,
+            policy_update_period=4,
             num_bootstrap_samples=5,
-            updates_per_env_step=0.5,
+            updates_per_env_step=1.0,
         )
 
     @override(AlgorithmConfig)

@@ -62,7 +62,7 @@ def train(
 ) -> None:
     """Train an algorithm, with settings from options or from a file (options win)."""
     from rerpi_rllib.experiments import training
-    from rerpi_rllib.experiments.plots import plot_run
+    from rerpi_rllib.experiments.plots import plot_runs
     from rerpi_rllib.experiments.settings import (
         DEFAULT_ENV,
         RunSettings,
@@ -116,7 +116,7 @@ def train(
     outcome = training.train(settings, built, directory, resume_from=resume_from, quiet=quiet)
     typer.echo(training.summary(outcome))
     typer.echo(f"checkpoint  {_shown(outcome.checkpoint)}")
-    typer.echo(f"plot        {_shown(plot_run(outcome.directory))}")
+    typer.echo(f"plot        {_shown(plot_runs([outcome.directory]))}")
     typer.echo(f"next        rllib evaluate {_shown(outcome.checkpoint)}")
 
 
@@ -157,12 +157,14 @@ def evaluate(
 @app.command()
 def plot(
     directories: Annotated[list[Path], typer.Argument(help="Directories of runs.")],
+    output: Annotated[
+        Optional[Path], typer.Option(help="The PNG file; by default in the first directory.")
+    ] = None,
 ) -> None:
-    """Draw the learning curves of runs."""
-    from rerpi_rllib.experiments.plots import plot_run
+    """Draw the learning curves of runs into one figure, with a CSV file beside it."""
+    from rerpi_rllib.experiments.plots import plot_runs
 
-    for directory in directories:
-        typer.echo(str(_shown(plot_run(directory))))
+    typer.echo(str(_shown(plot_runs(directories, output))))
 
 
 @app.command("list")

@@ -46,10 +46,15 @@ class TrainingDisplay(Callback):
     """A live table on a terminal, a line every half minute elsewhere, nothing if ``quiet``."""
 
     def __init__(
-        self, title: str, stop: Mapping[str, float], bounds: Mapping[str, float], quiet: bool
+        self,
+        title: str,
+        stop: Mapping[str, float],
+        bounds: Mapping[str, float],
+        quiet: bool = False,
+        console: Console | None = None,
     ) -> None:
         self._title, self._stop, self._bounds, self._quiet = title, stop, bounds, quiet
-        self._console = Console()
+        self._console = console or Console()
         self._live: Live | None = None
         self._returns: list[float] = []
         self._history: list[tuple[float, int, int]] = []
@@ -118,7 +123,10 @@ class TrainingDisplay(Callback):
     def _table(self, result: Mapping[str, Any]) -> Group:
         metrics = learner_metrics(result)
         steps_per_second, updates_per_second = self._speeds()
-        value = {key: f"{metrics.get(key, math.nan):.3g}" for key in metrics}
+
+        def value(key: str) -> str:
+            return f"{metrics[key]:.3g}" if key in metrics else ""
+
         table = Table(title=self._title, title_justify="left", show_header=False, box=None)
         for _ in range(4):
             table.add_column()
@@ -133,25 +141,25 @@ class TrainingDisplay(Callback):
             dim("KL of mean"),
             self._kl(metrics, "kl_mu"),
             dim("multiplier"),
-            value.get("alpha_mu", ""),
+            value("alpha_mu"),
         )
         table.add_row(
             dim("KL of covariance"),
             self._kl(metrics, "kl_sigma"),
             dim("multiplier"),
-            value.get("alpha_sigma", ""),
+            value("alpha_sigma"),
         )
         table.add_row(
             dim("KL of weights"),
             self._kl(metrics, "kl_nonparametric"),
             dim("temperature"),
-            value.get("temperature", ""),
+            value("temperature"),
         )
         table.add_row(
             dim("stddev"),
-            value.get("policy_stddev_mean", ""),
+            value("policy_stddev_mean"),
             dim("Q"),
-            value.get("q_mean", ""),
+            value("q_mean"),
         )
         table.add_row(
             dim("elapsed"),

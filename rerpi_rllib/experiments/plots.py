@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -13,14 +14,28 @@ import pandas as pd
 
 from rerpi_rllib.experiments.settings import RunSettings
 
-_STEPS = "num_env_steps_sampled_lifetime"
-_RETURN = "env_runners/episode_return_mean"
-_EVALUATION = "evaluation/env_runners/episode_return_mean"
 _LEARNER = "learners/default_policy/"
+# Names in the CSV file, and where a result has them.
+_COLUMNS = {
+    "env_steps": "num_env_steps_sampled_lifetime",
+    "updates": "num_updates_lifetime",
+    "time_s": "time_total_s",
+    "return": "env_runners/episode_return_mean",
+    "greedy_return": "evaluation/env_runners/episode_return_mean",
+    **{
+        name: _LEARNER + name
+        for name in (
+            *("kl_mu", "kl_mu_at_target_update", "kl_sigma", "kl_sigma_at_target_update"),
+            *("kl_nonparametric", "alpha_mu", "alpha_sigma", "temperature", "q_mean"),
+            *("policy_stddev_mean", "weights_ess", "critic_loss", "policy_loss"),
+        )
+    },
+}
+_STYLES = ("-", "--", ":", "-.")
 
 
 def load_run(directory: Path) -> pd.DataFrame:
-    """A run's ``progress.csv``; the parts of a resumed run one after the other."""
+    """A run's curves; the parts of a resumed run one after the other."""
     tables = []
     for path in sorted(directory.glob("**/progress.csv"), key=lambda p: p.stat().st_mtime):
         if path.stat().st_size:
@@ -28,60 +43,79 @@ def load_run(directory: Path) -> pd.DataFrame:
     if not tables:
         raise ValueError(f"There is no progress.csv with results at or below {str(directory)!r}.")
     table = pd.concat(tables, ignore_index=True)
+    table = pd.DataFrame(
+        {name: table[column] for name, column in _COLUMNS.items() if column in table}
+    )
+    if "greedy_return" in table:
+        # Between two evaluations RLlib repeats the last one.
+        table["greedy_return"] = table["greedy_return"].where(table["greedy_return"].diff() != 0)
     # A part that was resumed from an older checkpoint repeats some steps: the later part counts.
-    later_minimum = table[_STEPS][::-1].cummin()[::-1].shift(-1)
-    return table[~(table[_STEPS] >= later_minimum)]
+    later_minimum = table["env_steps"][::-1].cummin()[::-1].shift(-1)
+    return table[~(table["env_steps"] >= later_minimum)]
 
 
-def plot_run(directory: Path, output: Path | None = None) -> Path:
-    """Return, KLs against their bounds, multipliers and temperature, and stddev of one run."""
-    table = load_run(directory)
-    settings = RunSettings.FILE_NAME
-    found = [p / settings for p in (directory, *directory.parents) if (p / settings).is_file()]
-    about = json.loads(found[0].read_text()) if found else {}
+def plot_runs(directories: Sequence[Path], output: Path | None = None) -> Path:
+    """Return, KLs against their bounds, multipliers and stddev; a CSV file with them beside.
+
+    Several runs go into one figure, told apart by the style of their lines.
+    """
+    output = output or directories[0] / "curves.png"
+    runs = {directory.resolve().name: load_run(directory) for directory in directories}
     figure, axes = plt.subplots(2, 2, figsize=(10, 6.5), sharex=True, layout="constrained")
-    steps = table[_STEPS]
+    for number, (name, table) in enumerate(runs.items()):
+        bounds = _bounds(directories[number])
+        run = f"{name}: " if len(runs) > 1 else ""
+        style = _STYLES[number % len(_STYLES)]
 
-    def draw(axis, column: str, label: str, style: str, scale: float = 1.0) -> None:
-        if column in table:
-            known = table[column].notna()
-            axis.plot(steps[known], table[column][known] / scale, style, label=label)
+        def draw(axis, column: str, label: str, scale: float = 1.0, **line) -> None:
+            if column in table:  # noqa: B023
+                known = table[column].notna()  # noqa: B023
+                line = {"linestyle": style, "label": run + label, **line}  # noqa: B023
+                axis.plot(table["env_steps"][known], table[column][known] / scale, **line)  # noqa: B023
 
-    draw(axes[0, 0], _RETURN, "training episodes", "k-")
-    draw(axes[0, 0], _EVALUATION, "greedy evaluation", "ko--")
+        draw(axes[0, 0], "return", "training episodes", color="0.6")
+        draw(axes[0, 0], "greedy_return", "greedy evaluation", color="k", marker="o", markersize=3)
+        for column, key, color in (
+            ("kl_mu", "epsilon_mu", "k"),
+            ("kl_sigma", "epsilon_sigma", "0.6"),
+        ):
+            if key in bounds:
+                draw(axes[0, 1], column, f"{column} / {key}", bounds[key], color=color)
+        draw(axes[1, 0], "alpha_mu", "alpha_mu", color="k")
+        draw(axes[1, 0], "alpha_sigma", "alpha_sigma", color="0.6")
+        draw(axes[1, 0], "temperature", "temperature", color="0.6", linewidth=0.8, marker=".")
+        draw(axes[1, 1], "policy_stddev_mean", "policy stddev", color="k")
     axes[0, 0].set_title("return")
-    bounds = _bounds(directory)
-    for name, key, style in (
-        ("kl_mu", "epsilon_mu", "k-"),
-        ("kl_sigma", "epsilon_sigma", "k--"),
-        ("kl_nonparametric", "epsilon", "k:"),
-    ):
-        if key in bounds:
-            draw(axes[0, 1], _LEARNER + name, f"{name} / {key}", style, bounds[key])
-    axes[0, 1].axhline(1.0, color="0.6", linewidth=1)
     axes[0, 1].set_title("KL divided by its bound")
+    axes[0, 1].axhline(1.0, color="0.8", linewidth=1)
     axes[0, 1].set_ylim(0, 3)
-    for name, style in (("alpha_mu", "k-"), ("alpha_sigma", "k--"), ("temperature", "k:")):
-        draw(axes[1, 0], _LEARNER + name, name, style)
-    axes[1, 0].set_yscale("log")
     axes[1, 0].set_title("multipliers")
-    draw(axes[1, 1], _LEARNER + "policy_stddev_mean", "policy stddev", "k-")
+    axes[1, 0].set_yscale("log")
     axes[1, 1].set_title("policy standard deviation")
     for axis in axes.flat:
         axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=8)
+            axis.legend(fontsize=7)
     for axis in axes[1]:
         axis.set_xlabel("environment steps")
-    figure.suptitle(f"{about.get('algo', '')} {about.get('env', directory.name)}".strip())
-    output = output or directory / "curves.png"
+    figure.suptitle(_title(directories[0]))
     figure.savefig(output, dpi=120)
     plt.close(figure)
+    tables = [table.assign(run=name) for name, table in runs.items()]
+    pd.concat(tables).to_csv(output.with_suffix(".csv"), index=False, float_format="%.6g")
     return output
+
+
+def _title(directory: Path) -> str:
+    path = directory / RunSettings.FILE_NAME
+    if not path.is_file():
+        return directory.name
+    settings = RunSettings.from_file(path)
+    return f"{settings.algo} on {settings.env}"
 
 
 def _bounds(directory: Path) -> dict[str, float]:
     for path in directory.glob("**/params.json"):
         params = json.loads(path.read_text())
-        return {k: params[k] for k in ("epsilon", "epsilon_mu", "epsilon_sigma") if k in params}
+        return {k: params[k] for k in ("epsilon_mu", "epsilon_sigma") if k in params}
     return {}

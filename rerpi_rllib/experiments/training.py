@@ -194,7 +194,7 @@ def train(
             verbose=0,
         )
     except TuneError as error:
-        raise RunFailed(f"{error} Its log is in {directory}.") from error
+        raise RunFailed(f"{_reason(str(error))}. Its log is in {directory}.") from error
     finally:
         display.close()
         if in_main_thread:

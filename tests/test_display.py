@@ -1,0 +1,58 @@
+"""What a user sees while a run goes on, on a terminal and in a file."""
+
+import io
+
+import pytest
+from conftest import METRICS
+from rich.console import Console
+
+from rerpi_rllib.experiments import display as module
+from rerpi_rllib.experiments.display import TrainingDisplay
+
+BOUNDS = {"kl_mu": 1e-3, "kl_sigma": 1e-5, "kl_nonparametric": 0.1}
+
+
+def _result(step, learning=True, value=float("nan")):
+    learners = {name: 0.5 for name in METRICS} | {"nested": {"more": 1.0}}
+    return {
+        "num_env_steps_sampled_lifetime": 1000 * step,
+        "num_updates_lifetime": 500 * step if learning else None,
+        "env_runners": {"episode_return_mean": value},
+        "learners": {"default_policy": learners} if learning else {},
+        "time_total_s": 10.0 * step,
+        "training_iteration": step,
+    }
+
+
+def _watch(monkeypatch, **console):
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN_LINES", -1.0)
+    output = io.StringIO()
+    display = TrainingDisplay(
+        "RERPI on a task", {"env_steps": 10_000}, BOUNDS, console=Console(file=output, **console)
+    )
+    display.setup()
+    for number, result in enumerate(
+        [_result(1, learning=False), _result(2, value=100.0), _result(3), _result(4, value=250.5)]
+    ):
+        display.on_trial_result(number, [], None, result)
+    display.close()
+    assert display.last_return == 250.5
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_everything_worth_watching_is_shown(monkeypatch, terminal):
+    text = _watch(monkeypatch, force_terminal=terminal, width=160)
+    for words in ("RERPI on a task", "4,000", "2,000", "250.5", "of 1e-03", "of 1e-05", "0.5"):
+        assert words in text, words
+    for words in ("KL of mean", "temperature", "time left") if terminal else ("kl_mu", "left"):
+        assert words in text, words
+
+
+def test_quiet_is_quiet():
+    output = io.StringIO()
+    display = TrainingDisplay("x", {}, BOUNDS, quiet=True, console=Console(file=output))
+    display.setup()
+    display.on_trial_result(0, [], None, _result(1, value=3.0))
+    display.close()
+    assert output.getvalue() == "" and display.last_return == 3.0
