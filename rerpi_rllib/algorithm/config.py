@@ -173,6 +173,7 @@ class RERPIConfig(AlgorithmConfig):
             epsilon_penalty=1e-3,
             target_update_period=100,
             policy_update_period=4,
+            dual_lr=3e-2,  # The multipliers move with the policy: every fourth update.
             num_bootstrap_samples=5,
             updates_per_env_step=1.0,
         )
