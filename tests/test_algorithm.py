@@ -46,6 +46,25 @@ def test_metrics_are_there_and_finite(temperature_solver, per_dimension_kl):
     assert all(np.isfinite(metrics[name]) for name in METRICS)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"policy_evaluation": "nstep", "n_step": 3, "sequence_length": 4},
+        {"policy_evaluation": "retrace", "sequence_length": 8, "weighting": "ranking"},
+        {"fit": "coupled", "weighting": "identity"},
+        {"fit": "unconstrained", "temperature_solver": "adam", "epsilon_penalty": 1e-3},
+    ],
+)
+def test_other_ways_of_doing_the_three_steps(settings):
+    metrics = _learner_metrics(_run(tiny_config(**settings), 1)[0])
+    assert all(np.isfinite(metrics[name]) for name in ("critic_loss", "policy_loss", "kl_mu"))
+
+
+def test_retrace_on_two_learners():
+    config = tiny_config(policy_evaluation="retrace").learners(num_learners=2)
+    assert np.isfinite(_learner_metrics(_run(config, 1)[0])["critic_loss"])
+
+
 def _ratio(result):
     return result["num_updates_lifetime"] / result["num_env_steps_sampled_lifetime"]
 

@@ -41,6 +41,12 @@ def test_defaults_are_the_papers():
         ("fit", "both"),
         ("temperature_solver", "newton"),
         ("policy_evaluation", "td1"),
+        ("n_step", 0),
+        ("retrace_lambda", 1.5),
+        ("sequence_length", 0),
+        ("ranking_eta", 0.0),
+        ("epsilon_pi", 0.0),
+        ("epsilon_penalty", 0.0),
         ("per_dimension_kl", "yes"),
         ("num_action_samples", 0),
         ("num_bootstrap_samples", 1.5),
@@ -66,6 +72,21 @@ def test_a_wrong_value_is_named(key, value):
 def test_batch_must_fit_into_the_replay():
     config = RERPIConfig().environment("Pendulum-v1").training(replay_capacity=1000)
     with pytest.raises(ValueError, match=r"3072.*replay_capacity=1000"):
+        config.validate()
+
+
+@pytest.mark.parametrize(
+    "settings,words",
+    [
+        ({"policy_evaluation": "retrace", "sequence_length": 7}, "multiple"),
+        ({"policy_evaluation": "nstep", "n_step": 9, "sequence_length": 8}, "n_step=9"),
+        ({"per_dimension_kl": True, "fit": "coupled"}, "per_dimension_kl=True"),
+        ({"epsilon_penalty": 1e-3, "weighting": "identity"}, "epsilon_penalty"),
+    ],
+)
+def test_settings_that_do_not_go_together(settings, words):
+    config = RERPIConfig().environment("Pendulum-v1").training(**settings)
+    with pytest.raises(ValueError, match=words):
         config.validate()
 
 

@@ -1,9 +1,13 @@
 """Networks and the loss: shapes, sharing, and which gradients go where."""
 
+from dataclasses import fields
+
+import pytest
 import torch
 from conftest import METRICS
 
-from rerpi_rllib.core.losses import LossSettings, rerpi_loss
+from rerpi_rllib import RERPIConfig
+from rerpi_rllib.core.losses import LossSettings, _td0_targets, _window_targets, rerpi_loss
 from rerpi_rllib.core.multipliers import Multiplier
 from rerpi_rllib.core.networks import ActorCritic
 
@@ -20,18 +24,8 @@ def _nets(**kwargs):
 
 
 def _settings(**kwargs):
-    defaults = {
-        "gamma": 0.99,
-        "epsilon": 0.1,
-        "epsilon_mu": 5e-4,
-        "epsilon_sigma": 1e-5,
-        "epsilon_penalty": None,
-        "per_dimension_kl": False,
-        "temperature_solver": "exact",
-        "num_action_samples": 20,
-        "num_bootstrap_samples": 2,
-    }
-    return LossSettings(**{**defaults, **kwargs})
+    defaults = {field.name: getattr(RERPIConfig(), field.name) for field in fields(LossSettings)}
+    return LossSettings(**{**defaults, "num_bootstrap_samples": 2, **kwargs})
 
 
 def _batch(size=16):
@@ -87,18 +81,96 @@ def test_metrics_by_name_and_weights_kl_at_its_bound():
     assert float(metrics["kl_mu"]) == 0.0 and float(metrics["alpha_mu"]) == 1.0
 
 
-def test_every_online_parameter_and_no_target_gets_a_gradient():
-    for solver in ("exact", "adam"):
-        temperatures = ("temperature", "penalty_temperature") if solver == "adam" else ()
-        for per_dimension in (False, True):
-            nets = _nets(per_dimension_kl=per_dimension, learned_temperatures=temperatures)
-            settings = _settings(
-                temperature_solver=solver, per_dimension_kl=per_dimension, epsilon_penalty=1e-3
-            )
-            loss, _ = rerpi_loss(nets, _batch(), settings)
-            loss.backward()
-            for name, parameter in nets.named_parameters():
-                assert (parameter.grad is None) == name.startswith("target_"), name
+def _check_gradients(settings, batch):
+    nets = _nets(per_dimension_kl=settings.per_dimension_kl, multipliers=settings.multipliers)
+    loss, metrics = rerpi_loss(nets, batch, settings)
+    loss.backward()
+    assert bool(torch.isfinite(loss))
+    assert all(bool(torch.isfinite(value)) for value in metrics.values())
+    for name, parameter in nets.named_parameters():
+        assert (parameter.grad is None) == name.startswith("target_"), name
+    return metrics
+
+
+@pytest.mark.parametrize("temperature_solver", ["exact", "adam"])
+@pytest.mark.parametrize("weighting", ["exponential", "ranking", "identity"])
+@pytest.mark.parametrize("fit", ["decoupled", "coupled", "unconstrained"])
+def test_every_online_parameter_and_no_target_gets_a_gradient(temperature_solver, weighting, fit):
+    penalty = None if weighting == "identity" else 1e-3
+    settings = _settings(
+        temperature_solver=temperature_solver, weighting=weighting, fit=fit, epsilon_penalty=penalty
+    )
+    metrics = _check_gradients(settings, _batch())
+    assert ("temperature" in metrics) == (weighting == "exponential")
+    assert ("alpha" in metrics) == ("kl" in metrics) == (fit == "coupled")
+    assert ("alpha_mu" in metrics) == (fit == "decoupled")
+
+
+def test_gradients_with_bounds_for_each_dimension():
+    _check_gradients(_settings(per_dimension_kl=True, temperature_solver="adam"), _batch())
+
+
+def _windows(size=6, length=4, lengths=None):
+    g = torch.Generator().manual_seed(2)
+    r = lambda *s: torch.randn(*s, generator=g)  # noqa: E731
+    mask = torch.ones(size, length, dtype=torch.bool)
+    for row, steps in enumerate(lengths or []):
+        mask[row, steps:] = False
+    return {
+        "obs": r(size, length + 1, 5),
+        "actions": r(size, length, 3),
+        "rewards": r(size, length),
+        "terminateds": torch.zeros(size, length),
+        "action_logp": r(size, length) - 3,
+        "loss_mask": mask,
+    }
+
+
+@pytest.mark.parametrize("method", ["nstep", "retrace"])
+def test_windows_train_everything_and_ignore_what_is_beyond_the_end(method):
+    settings, batch = _settings(policy_evaluation=method), _windows(lengths=[1, 2, 3, 4, 4, 4])
+    _check_gradients(settings, batch)
+    torch.manual_seed(7)
+    before = _window_targets(_nets(), batch, settings)[batch["loss_mask"]]
+    for name in ("rewards", "action_logp", "actions"):
+        batch[name] = torch.where(
+            batch["loss_mask"] if batch[name].dim() == 2 else batch["loss_mask"][..., None],
+            batch[name],
+            torch.full_like(batch[name], 99.0),
+        )
+    torch.manual_seed(7)
+    after = _window_targets(_nets(), batch, settings)[batch["loss_mask"]]
+    torch.testing.assert_close(after, before)
+
+
+def test_windows_of_one_step_and_cut_steps_are_td0():
+    nets = _nets()
+    batch = _windows(size=16, length=1)
+    transitions = {name: batch[name][:, 0] for name in ("actions", "rewards", "terminateds")}
+    transitions |= {"obs": batch["obs"][:, 0], "new_obs": batch["obs"][:, 1]}
+    torch.manual_seed(3)
+    expected = _td0_targets(nets, transitions, _settings())
+    for method in ("nstep", "retrace"):
+        torch.manual_seed(3)
+        actual = _window_targets(nets, batch, _settings(policy_evaluation=method))
+        torch.testing.assert_close(actual[:, 0], expected)
+    # In longer windows: the last step before the cut, and every step with lambda 0 or n = 1.
+    batch = _windows(lengths=[1, 2, 3, 4, 4, 4])
+    one_step = _settings(policy_evaluation="nstep", n_step=1)
+    torch.manual_seed(4)
+    expected = _window_targets(nets, batch, one_step)
+    for settings in (
+        _settings(policy_evaluation="retrace", retrace_lambda=0.0),
+        _settings(policy_evaluation="retrace"),
+        _settings(policy_evaluation="nstep", n_step=3),
+    ):
+        torch.manual_seed(4)
+        actual = _window_targets(nets, batch, settings)
+        rows = [0, 1, 2, 3]
+        torch.testing.assert_close(actual[rows, rows], expected[rows, rows])
+        if settings.retrace_lambda == 0.0:
+            mask = batch["loss_mask"]
+            torch.testing.assert_close(actual[mask], expected[mask])
 
 
 def test_a_terminated_step_does_not_bootstrap():
@@ -130,7 +202,7 @@ def test_multiplier_steps_by_factors_and_stays_positive():
         (multiplier() * 0.3).backward()
         assert float(multiplier.log_value.grad) > 0.29  # by the value, not by its logarithm
         optimizer.step()
-    assert 0.0 < float(multiplier()) < 1e-2
+    assert 0.0 < float(multiplier().detach()) < 1e-2
 
 
 def test_an_idle_multiplier_stops_at_its_floor_and_comes_back():
@@ -142,8 +214,8 @@ def test_an_idle_multiplier_stops_at_its_floor_and_comes_back():
             (multiplier() * slope).backward()
             optimizer.step()
         if slope > 0:
-            assert float(multiplier()) >= 0.99e-3
-    assert float(multiplier()) > 1.0
+            assert float(multiplier().detach()) >= 0.99e-3
+    assert float(multiplier().detach()) > 1.0
 
 
 def test_updates_of_the_critic_alone():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import ray
@@ -15,6 +15,7 @@ from ray.rllib.utils.annotations import override
 from rerpi_rllib import envs
 from rerpi_rllib.algorithm.learner import RERPITorchLearner
 from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
+from rerpi_rllib.core.losses import LossSettings
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,16 @@ _CHECKS = {
     "epsilon_penalty": _Check(
         "a number above 0, or None for no penalty", lambda v: v is None or _POSITIVE.holds(v)
     ),
-    "weighting": _one_of("exponential"),
-    "fit": _one_of("decoupled"),
+    "epsilon_pi": _POSITIVE,
+    "weighting": _one_of("exponential", "ranking", "identity"),
+    "ranking_eta": _POSITIVE,
+    "fit": _one_of("decoupled", "coupled", "unconstrained"),
     "per_dimension_kl": _Check("True or False", lambda v: isinstance(v, bool)),
     "temperature_solver": _one_of("exact", "adam"),
-    "policy_evaluation": _one_of("td0"),
+    "policy_evaluation": _one_of("td0", "nstep", "retrace"),
+    "n_step": _COUNT,
+    "retrace_lambda": _Check("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
+    "sequence_length": _COUNT,
     "num_action_samples": _COUNT,
     "num_bootstrap_samples": _COUNT,
     "target_update_period": _COUNT,
@@ -114,11 +120,15 @@ class RERPIConfig(AlgorithmConfig):
 
         # Step 1, policy evaluation.
         self.policy_evaluation = "td0"
+        self.n_step = 5
+        self.retrace_lambda = 1.0
+        self.sequence_length = 8
         self.num_bootstrap_samples = 1
         self.target_update_period = 250
         self.policy_update_period = 1
         # Step 2, weights.
         self.weighting = "exponential"
+        self.ranking_eta = 10.0
         self.epsilon = 0.1
         self.temperature_solver = "exact"
         self.num_action_samples = 20
@@ -126,6 +136,7 @@ class RERPIConfig(AlgorithmConfig):
         self.fit = "decoupled"
         self.epsilon_mu = 5e-4
         self.epsilon_sigma = 1e-5
+        self.epsilon_pi = 1e-3
         self.epsilon_penalty: float | None = None
         self.per_dimension_kl = False
         # Networks and optimizers.
@@ -185,12 +196,17 @@ class RERPIConfig(AlgorithmConfig):
         epsilon: float = NotProvided,
         epsilon_mu: float = NotProvided,
         epsilon_sigma: float = NotProvided,
+        epsilon_pi: float = NotProvided,
         epsilon_penalty: float | None = NotProvided,
         weighting: str = NotProvided,
+        ranking_eta: float = NotProvided,
         fit: str = NotProvided,
         per_dimension_kl: bool = NotProvided,
         temperature_solver: str = NotProvided,
         policy_evaluation: str = NotProvided,
+        n_step: int = NotProvided,
+        retrace_lambda: float = NotProvided,
+        sequence_length: int = NotProvided,
         num_action_samples: int = NotProvided,
         num_bootstrap_samples: int = NotProvided,
         target_update_period: int = NotProvided,
@@ -212,12 +228,18 @@ class RERPIConfig(AlgorithmConfig):
             epsilon_sigma: the same for the covariance.
             epsilon_penalty: pulls actions outside [-1, 1] back: KL of a second set of weights, by
                 the distance to the box, that is added to the first; None leaves it out.
-            weighting: how Q-values become weights: "exponential".
-            fit: how the policy is fitted to them: "decoupled".
+            epsilon_pi: bound on the KL of the whole policy for ``fit="coupled"``.
+            weighting: how Q-values become weights: "exponential", "ranking" or "identity".
+            ranking_eta: for "ranking": weights proportional to ln((N + eta) / rank).
+            fit: how the policy is fitted to them: "decoupled", "coupled" (MPO) or "unconstrained".
             per_dimension_kl: apply ``epsilon_mu`` and ``epsilon_sigma`` to each action dimension.
             temperature_solver: "exact" solves the dual on every batch, which makes the weights
                 independent of the scale of the rewards; "adam" takes one gradient step as the paper.
-            policy_evaluation: how the critic's targets are made: "td0".
+            policy_evaluation: how the critic's targets are made: "td0", "nstep" or "retrace".
+            n_step: rewards in an n-step return.
+            retrace_lambda: Retrace's lambda.
+            sequence_length: steps in the windows that "nstep" and "retrace" learn from; they are cut
+                at the end of an episode. A batch holds as many steps as with "td0".
             num_action_samples: actions per state in Step 2 (the paper's N).
             num_bootstrap_samples: actions averaged in the bootstrap of Step 1.
             target_update_period: learner updates between two copies to the target networks.
@@ -264,6 +286,24 @@ class RERPIConfig(AlgorithmConfig):
                 f"train_batch_size={self.total_train_batch_size} is larger than "
                 f"replay_capacity={self.replay_capacity}: a batch must fit into the replay."
             )
+        if self.train_batch_size_per_learner % self.steps_per_row:
+            self._value_error(
+                f"train_batch_size_per_learner={self.train_batch_size_per_learner} is not a multiple "
+                f"of sequence_length={self.sequence_length}: a batch is made of whole windows."
+            )
+        if self.policy_evaluation == "nstep" and self.n_step > self.sequence_length:
+            self._value_error(
+                f"n_step={self.n_step} is larger than sequence_length={self.sequence_length}."
+            )
+        if self.per_dimension_kl and self.fit != "decoupled":
+            self._value_error(
+                f"per_dimension_kl=True is not allowed with fit={self.fit!r}: it must be 'decoupled'."
+            )
+        if self.epsilon_penalty is not None and self.weighting == "identity":
+            self._value_error(
+                f"epsilon_penalty={self.epsilon_penalty} is not allowed with weighting='identity': "
+                "the two kinds of weights have no common scale."
+            )
         if self.num_gpus_per_learner == "auto":
             self.num_gpus_per_learner = _gpus_for_learner(self.num_learners)
         if not (self.min_time_s_per_iteration or self.min_sample_timesteps_per_iteration):
@@ -289,33 +329,22 @@ class RERPIConfig(AlgorithmConfig):
     @property
     @override(AlgorithmConfig)
     def _model_config_auto_includes(self) -> dict[str, Any]:
+        loss = {field.name: getattr(self, field.name) for field in fields(LossSettings)}
         return super()._model_config_auto_includes | {
             "networks": {
                 "policy_layers": tuple(self.policy_layers),
                 "critic_layers": tuple(self.critic_layers),
                 "initial_stddev": self.initial_stddev,
                 "per_dimension_kl": self.per_dimension_kl,
-                "learned_temperatures": self._learned_temperatures,
+                "multipliers": LossSettings(**loss).multipliers,
             },
-            "loss": {
-                "gamma": self.gamma,
-                "epsilon": self.epsilon,
-                "epsilon_mu": self.epsilon_mu,
-                "epsilon_sigma": self.epsilon_sigma,
-                "epsilon_penalty": self.epsilon_penalty,
-                "per_dimension_kl": self.per_dimension_kl,
-                "temperature_solver": self.temperature_solver,
-                "num_action_samples": self.num_action_samples,
-                "num_bootstrap_samples": self.num_bootstrap_samples,
-            },
+            "loss": loss,
         }
 
     @property
-    def _learned_temperatures(self) -> tuple[str, ...]:
-        if self.temperature_solver == "exact":
-            return ()
-        penalty = () if self.epsilon_penalty is None else ("penalty_temperature",)
-        return ("temperature", *penalty)
+    def steps_per_row(self) -> int:
+        """Steps in a row of a batch: one transition for TD(0), otherwise a window."""
+        return 1 if self.policy_evaluation == "td0" else self.sequence_length
 
 
 def _gpus_for_learner(num_learners: int) -> int:

@@ -64,6 +64,8 @@ class RERPITorchLearner(TorchLearner):
             ("dual", nets.multipliers, config.dual_lr, (0.9, 0.9)),
         ):
             parameters = list(part.parameters())
+            if not parameters:  # Some ways of weighting and fitting have no multiplier.
+                continue
             self.register_optimizer(
                 module_id=module_id,
                 optimizer_name=name,

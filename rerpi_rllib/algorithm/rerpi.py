@@ -169,15 +169,18 @@ class RERPI(Algorithm):
 
     def _learn(self, updates: int) -> None:
         started = time.perf_counter()
-        batch = self.replay.sample(updates * self.config.total_train_batch_size)
-        size = len(batch["rewards"])
+        rows = updates * self.config.total_train_batch_size // self.config.steps_per_row
+        if self.config.policy_evaluation == "td0":
+            batch = self.replay.sample(rows)
+        else:
+            batch = self.replay.sample_sequences(rows, self.config.sequence_length)
         learning = self._learner_thread.submit(
             self.learner_group.update,
             training_data=TrainingData(
-                batch=MultiAgentBatch({DEFAULT_MODULE_ID: SampleBatch(batch)}, size)
+                batch=MultiAgentBatch({DEFAULT_MODULE_ID: SampleBatch(batch)}, rows)
             ),
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._limiter.env_steps},
-            minibatch_size=self.config.train_batch_size_per_learner,
+            minibatch_size=self.config.train_batch_size_per_learner // self.config.steps_per_row,
         )
         if self._is_asynchronous:
             while not learning.done():

@@ -4,7 +4,13 @@
 """
 
 from rerpi_rllib.core.evaluation import nstep_targets, retrace_targets, td_targets
-from rerpi_rllib.core.fitting import CoupledFit, DecoupledFit, coupled_fit, decoupled_fit
+from rerpi_rllib.core.fitting import (
+    CoupledFit,
+    DecoupledFit,
+    coupled_fit,
+    decoupled_fit,
+    unconstrained_fit,
+)
 from rerpi_rllib.core.weights import (
     exponential_weights,
     identity_weights,
@@ -28,4 +34,5 @@ __all__ = [
     "solve_temperature",
     "td_targets",
     "temperature_dual",
+    "unconstrained_fit",
 ]

@@ -43,6 +43,13 @@ class CoupledFit:
 
 
 @dataclass(frozen=True)
+class UnconstrainedFit:
+    """What :func:`unconstrained_fit` gives; a scalar."""
+
+    policy_loss: Tensor
+
+
+@dataclass(frozen=True)
 class _Moments:
     """Weighted sums over the actions: of one, of their offset to the target mean, of its square."""
 
@@ -153,8 +160,7 @@ def coupled_fit(
 
     Arguments as in :func:`decoupled_fit`, with one multiplier.
     """
-    moments = _Moments.of(actions, weights, target_mean)
-    policy_loss = moments.cross_entropy(mean - target_mean, stddev)
+    policy_loss = unconstrained_fit(actions, weights, mean, stddev).policy_loss
     # KL(N(m, s) || N(m', s')) = KL of the stddevs + (m - m')^2 / 2 s'^2.
     kl = (
         (gaussian_kl_stddev(stddev, target_stddev) + gaussian_kl_mean(target_mean, mean, stddev))
@@ -163,3 +169,15 @@ def coupled_fit(
     )
     penalty, dual_loss = _constraint(kl, alpha, epsilon)
     return CoupledFit(policy_loss, kl, penalty, dual_loss)
+
+
+def unconstrained_fit(
+    actions: Tensor, weights: Tensor, mean: Tensor, stddev: Tensor
+) -> UnconstrainedFit:
+    """Plain weighted maximum likelihood, without a bound ("No KL bound" in the ablations).
+
+    Arguments as in :func:`decoupled_fit`.
+    """
+    center = mean.detach()
+    moments = _Moments.of(actions, weights, center)
+    return UnconstrainedFit(moments.cross_entropy(mean - center, stddev))

@@ -92,7 +92,7 @@ class ActorCritic(nn.Module):
         initial_stddev: float,
         clip_actions: bool,
         per_dimension_kl: bool = False,
-        learned_temperatures: Sequence[str] = (),
+        multipliers: Sequence[str] = ("alpha_mu", "alpha_sigma"),
         inference_only: bool = False,
     ) -> None:
         super().__init__()
@@ -104,10 +104,11 @@ class ActorCritic(nn.Module):
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         size = action_size if per_dimension_kl else None
         self.multipliers = nn.ModuleDict(
-            {"alpha_mu": Multiplier(size=size), "alpha_sigma": Multiplier(size=size)}
+            {
+                name: Multiplier(size=size) if "alpha" in name else Multiplier(minimum=1e-8)
+                for name in multipliers
+            }
         )
-        for name in learned_temperatures:
-            self.multipliers[name] = Multiplier(minimum=1e-8)
 
     @torch.no_grad()
     def update_targets(self) -> None:

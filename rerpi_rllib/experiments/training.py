@@ -89,12 +89,16 @@ def update_seconds(config: RERPIConfig) -> float:
     nets = ActorCritic(*sizes, **config.model_config["networks"], clip_actions=True)
     settings = LossSettings(**config.model_config["loss"])
     size = config.total_train_batch_size
+    length = () if config.policy_evaluation == "td0" else (config.sequence_length,)
+    rows = (size // config.steps_per_row, *length)
     batch = {
-        "obs": torch.randn(size, sizes[0]),
-        "new_obs": torch.randn(size, sizes[0]),
-        "actions": torch.randn(size, sizes[1]),
-        "rewards": torch.randn(size),
-        "terminateds": torch.zeros(size),
+        "obs": torch.randn(rows[0], *(n + 1 for n in length), sizes[0]),
+        "new_obs": torch.randn(*rows, sizes[0]),
+        "actions": torch.randn(*rows, sizes[1]),
+        "rewards": torch.randn(rows),
+        "terminateds": torch.zeros(rows),
+        "action_logp": torch.zeros(rows),
+        "loss_mask": torch.ones(rows, dtype=torch.bool),
     }
     torch.set_num_threads(learner_threads(config))
     best = float("inf")
