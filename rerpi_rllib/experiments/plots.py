@@ -11,6 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pandas as pd
+from ray.tune.utils import flatten_dict
 
 from rerpi_rllib.experiments.settings import RunSettings
 
@@ -35,19 +36,21 @@ _STYLES = ("-", "--", ":", "-.")
 
 
 def load_run(directory: Path) -> pd.DataFrame:
-    """A run's curves; the parts of a resumed run one after the other."""
-    tables = []
-    for path in sorted(directory.glob("**/progress.csv"), key=lambda p: p.stat().st_mtime):
-        if path.stat().st_size:
-            tables.append(pd.read_csv(path))
-    if not tables:
-        raise ValueError(f"There is no progress.csv with results at or below {str(directory)!r}.")
-    table = pd.concat(tables, ignore_index=True)
-    table = pd.DataFrame(
-        {name: table[column] for name, column in _COLUMNS.items() if column in table}
-    )
+    """A run's curves; the parts of a resumed run one after the other.
+
+    From ``result.json``: a ``progress.csv`` has only the columns of its first row, and an evaluation
+    comes later.
+    """
+    rows = []
+    for path in sorted(directory.glob("**/result.json"), key=lambda p: p.stat().st_mtime):
+        for line in path.read_text().splitlines():
+            result = flatten_dict(json.loads(line))
+            rows.append({name: result.get(column) for name, column in _COLUMNS.items()})
+    if not rows:
+        raise ValueError(f"There is no result.json with results at or below {str(directory)!r}.")
+    table = pd.DataFrame(rows).astype(float).dropna(axis="columns", how="all")
     if "greedy_return" in table:
-        # Between two evaluations RLlib repeats the last one.
+        # After an evaluation RLlib repeats its result once, then gives NaN.
         table["greedy_return"] = table["greedy_return"].where(table["greedy_return"].diff() != 0)
     # A part that was resumed from an older checkpoint repeats some steps: the later part counts.
     later_minimum = table["env_steps"][::-1].cummin()[::-1].shift(-1)
