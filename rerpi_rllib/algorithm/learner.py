@@ -59,7 +59,7 @@ class RERPITorchLearner(TorchLearner):
         nets = self.module[module_id].unwrapped().nets
         for name, part, lr, betas in (
             ("critic", nets.critic, config.lr, (0.9, 0.999)),
-            ("policy", nets.policy, config.lr, (0.9, 0.999)),
+            ("policy", nets.policy, config.policy_lr or config.lr, (0.9, 0.999)),
             # A short memory: one large KL must not keep the multipliers slow for a thousand updates.
             ("dual", nets.multipliers, config.dual_lr, (0.9, 0.9)),
         ):
@@ -101,15 +101,19 @@ class RERPITorchLearner(TorchLearner):
         self._weights_seq_no += 1
 
         module = self.module[DEFAULT_MODULE_ID].unwrapped()
+        period = self.config.target_update_period
         logged = defaultdict(list)
         for start in range(0, batch.count, minibatch_size):
             minibatch = {k: v[start : start + minibatch_size] for k, v in columns.items()}
             self._num_updates += 1
             module.improve_policy = self._num_updates % self.config.policy_update_period == 0
+            # The bounds are for the policy that is copied. Early in a period the KL is small whatever
+            # the multipliers are, and would pull them down.
+            module.move_multipliers = 2 * ((self._num_updates - 1) % period) >= period
             fwd_out, _, _ = self._update({DEFAULT_MODULE_ID: minibatch})
             for key, value in fwd_out[DEFAULT_MODULE_ID][METRICS].items():
                 logged[key].append(value)
-            if self._num_updates % self.config.target_update_period == 0:
+            if self._num_updates % period == 0:
                 module.nets.update_targets()
                 for key in ("kl_mu", "kl_sigma"):
                     logged[f"{key}_at_target_update"] += logged[key][-1:]

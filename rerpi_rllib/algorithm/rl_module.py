@@ -30,7 +30,7 @@ class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
         check_spaces(self.observation_space, self.action_space)
         self.settings = LossSettings(**self.model_config["loss"])
         # Set by the learner before each update.
-        self.improve_policy = True
+        self.improve_policy = self.move_multipliers = True
         self.nets = ActorCritic(
             int(np.prod(self.observation_space.shape)),
             int(np.prod(self.action_space.shape)),
@@ -50,7 +50,9 @@ class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
     def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         # The loss is computed here, inside the forward pass, because that is what data-parallel
         # learners synchronise gradients for.
-        loss, metrics = rerpi_loss(self.nets, batch, self.settings, self.improve_policy)
+        loss, metrics = rerpi_loss(
+            self.nets, batch, self.settings, self.improve_policy, self.move_multipliers
+        )
         return {TOTAL_LOSS: loss, METRICS: metrics}
 
 

@@ -56,6 +56,7 @@ def rerpi_loss(
     batch: Mapping[str, Tensor],
     settings: LossSettings,
     improve_policy: bool = True,
+    move_multipliers: bool = True,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The total loss and the metrics of one update.
 
@@ -67,6 +68,7 @@ def rerpi_loss(
             ``action_logp`` and ``loss_mask`` (False beyond the end of the episode).
         settings: the algorithm's numbers.
         improve_policy: whether to do Steps 2 and 3 too, or the critic's Step 1 alone.
+        move_multipliers: whether Step 3 moves its multipliers too, or the policy alone.
 
     Returns:
         Scalar loss and a dictionary of detached scalars.
@@ -81,7 +83,9 @@ def rerpi_loss(
     critic_loss = (nets.critic(states, actions) - targets).square().mean()
     loss, metrics = critic_loss, {"critic_loss": critic_loss}
     if improve_policy:
-        improvement_loss, improvement_metrics = _improvement_loss(nets, states, settings)
+        improvement_loss, improvement_metrics = _improvement_loss(
+            nets, states, settings, move_multipliers
+        )
         loss = loss + improvement_loss
         metrics |= improvement_metrics
     return loss, {name: value.detach() for name, value in metrics.items()}
@@ -129,7 +133,7 @@ def _window_targets(nets: ActorCritic, batch: Mapping[str, Tensor], settings: Lo
 
 
 def _improvement_loss(
-    nets: ActorCritic, obs: Tensor, settings: LossSettings
+    nets: ActorCritic, obs: Tensor, settings: LossSettings, move_multipliers: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
     with torch.no_grad():
         target = nets.target_policy(obs)
@@ -145,10 +149,11 @@ def _improvement_loss(
         action_weights = action_weights + weights.exponential_weights(cost, temperature)
         temperature_loss = temperature_loss + penalty_loss
     online = nets.policy(obs)
-    fit_loss, fit_metrics = _fit(nets, actions, action_weights, online, target, settings)
+    fit_loss, dual_loss, fit_metrics = _fit(nets, actions, action_weights, online, target, settings)
     metrics |= fit_metrics
     metrics |= {"q_mean": q_values.mean(), "policy_stddev_mean": online.stddev.mean()}
-    return fit_loss + temperature_loss, metrics
+    # Zero, not left out: data-parallel learners expect a gradient for every parameter.
+    return fit_loss + float(move_multipliers) * dual_loss + temperature_loss, metrics
 
 
 def _temperature(
@@ -188,8 +193,8 @@ def _fit(
     online: DiagonalGaussian,
     target: DiagonalGaussian,
     settings: LossSettings,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Step 3: the fit's loss for policy and multipliers, metrics."""
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Step 3: the fit's loss for the policy, that for the multipliers, metrics."""
     samples = (actions, action_weights, online.mean, online.stddev)
     alphas = {name: nets.multipliers[name]() for name in settings.multipliers if "alpha" in name}
     metrics = {name: alpha.mean() for name, alpha in alphas.items()}
@@ -224,4 +229,4 @@ def _fit(
     # Of each dimension where the bounds are: what is shown is what is bounded.
     shown = Tensor.mean if settings.per_dimension_kl else Tensor.sum
     metrics |= {"policy_loss": policy_loss, "kl_mu": shown(kl_mu), "kl_sigma": shown(kl_sigma)}
-    return objective + dual_loss, metrics
+    return objective, dual_loss, metrics
