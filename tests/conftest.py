@@ -6,6 +6,10 @@ import pytest
 
 os.environ.setdefault("MUJOCO_GL", "disabled")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# Ray's workers import environments that tests define.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 METRICS = [
     "critic_loss",

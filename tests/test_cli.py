@@ -178,7 +178,7 @@ def test_a_failing_environment_is_a_failed_run(tmp_path):
         (["--env", "Ant-v2"], ["Ant-v2"]),
         (["--env", "dm_control/reach_site_vision-v0"], ["reach_site_vision", "MUJOCO_GL"]),
         (["--set", 'env_config={"cats": 9}'], ["cats"]),
-        (["--seed", "x"], ["--seed", "x"]),
+        (["--seed", "x"], ["--seed", "integer"]),
         (["--nonsense"], ["--nonsense"]),
         (["file", "missing.yaml"], ["missing.yaml"]),
         (["--resume", "missing"], ["missing"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -145,9 +146,11 @@ class RERPI(Algorithm):
         self._failures_in_a_row += 1
         logger.warning("An environment failed and is built anew:\n%s", failure)
         if self._failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
+            # RLlib raises an error of its own, without a message, from the one that tells something.
+            told = re.findall(r"^\w[\w.]*(?:Error|Exception): .+$", failure, re.MULTILINE)
             raise RuntimeError(
-                f"The environment {self.config.env} failed {self._failures_in_a_row} times in a row, "
-                f"last with:\n{failure}"
+                f"The environment {self.config.env} failed {self._failures_in_a_row} times in a row: "
+                f"{told[0] if told else ''}\n{failure}"
             )
 
     def _request_samples(self) -> None:

@@ -211,6 +211,9 @@ def main() -> None:
     # What goes wrong is said in one line, with the place of the log that has it all.
     for noisy in ("ray", "ray.rllib", "ray.tune"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    import gymnasium
+
+    gymnasium.logger.min_level = gymnasium.logger.ERROR
     from rerpi_rllib.experiments.training import RunFailed
 
     try:
