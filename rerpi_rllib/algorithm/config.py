@@ -175,10 +175,10 @@ class RERPIConfig(AlgorithmConfig):
 
     @classmethod
     def compact(cls) -> RERPIConfig:
-        """Small networks and batch for a machine without a GPU, and larger moves to go with it.
+        """Small networks and batch for a machine without a GPU, where updates are scarce.
 
-        The paper's bounds allow a policy to move so little between two copies of the target network
-        that it takes millions of updates; on a laptop there are tens of thousands.
+        The paper's bounds, but for target copies that come two and a half times as often. The
+        critic learns in every update and the policy, which costs more, in every fourth.
         """
         return cls().training(
             policy_layers=(128, 128),
