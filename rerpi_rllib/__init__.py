@@ -1,6 +1,6 @@
 """Relative Entropy Regularized Policy Iteration as a Ray RLlib algorithm.
 
-Importing this package makes "RERPI" known to Ray Tune.
+Importing this package makes "RERPI" and its relatives "MPO", "SVG0" and "DDPG" known to Ray Tune.
 """
 
 import os
@@ -12,10 +12,12 @@ if not os.environ.get("DISPLAY"):
 
 from ray.tune.registry import register_trainable
 
+from rerpi_rllib.algorithm.baselines import DDPG, MPO, SVG0, DDPGConfig, MPOConfig, SVG0Config
 from rerpi_rllib.algorithm.config import RERPIConfig
 from rerpi_rllib.algorithm.rerpi import RERPI
 
 __version__ = "0.1.0"
-__all__ = ["RERPI", "RERPIConfig"]
+__all__ = ["DDPG", "MPO", "RERPI", "SVG0", "DDPGConfig", "MPOConfig", "RERPIConfig", "SVG0Config"]
 
-register_trainable("RERPI", RERPI)
+for _algorithm in (RERPI, MPO, SVG0, DDPG):
+    register_trainable(_algorithm.__name__, _algorithm)

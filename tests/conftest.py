@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("MUJOCO_GL", "disabled")
+# Small tensors: more threads only wait for each other, above all on a machine that is busy.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 # Ray's workers import environments that tests define.
 os.environ["PYTHONPATH"] = os.pathsep.join(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rerpi_rllib import core
 from rerpi_rllib.core import weights as w
-from rerpi_rllib.core.fitting import gaussian_kl_mean, gaussian_kl_stddev
+from rerpi_rllib.core.distributions import gaussian_kl_mean, gaussian_kl_stddev
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -68,8 +68,8 @@ def test_solved_weights_do_not_depend_on_the_scale_of_q(factor, dtype):
 def test_solved_temperature_reaches_epsilon(dtype, n, epsilon, scale, offset, seed):
     q = _q(n, 5, 1.0, seed, dtype) * scale + offset * scale
     temperature = core.solve_temperature(q, epsilon)
-    achieved = float(w.kl_to_uniform(core.exponential_weights(q, temperature)).mean())
-    reachable = float(w.kl_to_uniform(core.exponential_weights(q, 1e-9 * scale)).mean())
+    achieved = float(w.kl_to_prior(core.exponential_weights(q, temperature)).mean())
+    reachable = float(w.kl_to_prior(core.exponential_weights(q, 1e-9 * scale)).mean())
     if epsilon < reachable:
         assert achieved == pytest.approx(epsilon, abs=1e-4)
     else:
@@ -80,7 +80,7 @@ def test_solved_temperature_reaches_epsilon(dtype, n, epsilon, scale, offset, se
 def test_solved_temperature_with_very_different_states():
     q = torch.cat([1e6 * _q(20, 1), 1e-3 * _q(20, 7, seed=1)], dim=1)
     weights = core.exponential_weights(q, core.solve_temperature(q, 0.1))
-    assert float(w.kl_to_uniform(weights).mean()) == pytest.approx(0.1, abs=1e-4)
+    assert float(w.kl_to_prior(weights).mean()) == pytest.approx(0.1, abs=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,15 +12,16 @@ from rerpi_rllib.core.multipliers import Multiplier
 from rerpi_rllib.core.networks import ActorCritic
 
 
-def _nets(**kwargs):
+def _nets(policy=None, critic=None, **kwargs):
     torch.manual_seed(0)
-    defaults = {
-        "policy_layers": (32, 16),
-        "critic_layers": (32, 16),
-        "initial_stddev": 0.4,
-        "clip_actions": True,
-    }
-    return ActorCritic(5, 3, **{**defaults, **kwargs})
+    defaults = {"clip_actions": True, "multipliers": ["alpha_mu", "alpha_sigma"]}
+    return ActorCritic(
+        5,
+        3,
+        policy={"layers": (32, 16), "initial_stddev": 0.4, **(policy or {})},
+        critic={"layers": (32, 16), **(critic or {})},
+        **{**defaults, **kwargs},
+    )
 
 
 def _settings(**kwargs):
@@ -41,11 +42,13 @@ def _batch(size=16):
 
 
 def test_papers_layers():
-    nets = _nets(policy_layers=(200, 200, 200), critic_layers=(500, 500, 500))
-    kinds = [type(layer).__name__ for layer in nets.critic.body]
-    assert kinds == ["LayerNorm", "Tanh", "Linear", "ELU", "Linear", "ELU"]
-    assert nets.critic.first_state.weight.shape == (500, 5)
-    assert nets.critic.first_action.weight.shape == (500, 3)
+    nets = _nets(policy={"layers": (200, 200, 200)}, critic={"layers": (500, 500, 500)})
+    network = nets.critic.networks[0]
+    for body in (network.body, nets.policy.body):
+        kinds = [type(layer).__name__ for layer in body]
+        assert kinds == ["LayerNorm", "Tanh", "Linear", "ELU", "Linear", "ELU"]
+    assert network.first_state.weight.shape == (500, 5)
+    assert network.first_action.weight.shape == (500, 3)
 
 
 def test_initial_policy():
@@ -69,7 +72,9 @@ def test_critic_of_many_actions_is_the_critic_of_each_and_sees_them_clipped():
 def test_state_half_of_the_critic_is_computed_once():
     critic = _nets().critic
     rows = []
-    critic.first_state.register_forward_hook(lambda module, args, out: rows.append(len(args[0])))
+    critic.networks[0].first_state.register_forward_hook(
+        lambda module, args, out: rows.append(len(args[0]))
+    )
     critic(torch.randn(8, 5), torch.randn(20, 8, 3))
     assert rows == [8]
 
@@ -102,7 +107,7 @@ def test_every_online_parameter_and_no_target_gets_a_gradient(temperature_solver
     )
     metrics = _check_gradients(settings, _batch())
     assert ("temperature" in metrics) == (weighting == "exponential")
-    assert ("alpha" in metrics) == ("kl" in metrics) == (fit == "coupled")
+    assert ("alpha_pi" in metrics) == ("kl_pi" in metrics) == (fit == "coupled")
     assert ("alpha_mu" in metrics) == (fit == "decoupled")
 
 

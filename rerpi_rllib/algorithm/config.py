@@ -16,6 +16,7 @@ from rerpi_rllib import envs
 from rerpi_rllib.algorithm.learner import RERPITorchLearner
 from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
 from rerpi_rllib.core.losses import LossSettings
+from rerpi_rllib.core.policies import POLICIES
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class _Check:
 
     allowed: str
     holds: Callable[[Any], bool]
+    choices: tuple[str, ...] = ()
 
 
 def _is_int(value: Any) -> bool:
@@ -35,10 +37,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _one_of(*choices: str) -> _Check:
-    return _Check("one of " + ", ".join(repr(c) for c in choices), lambda v: v in choices)
+    words = "one of " + ", ".join(repr(c) for c in choices)
+    return _Check(words, lambda v: v in choices, choices)
 
 
 _POSITIVE = _Check("a number above 0", lambda v: _is_number(v) and 0 < v < float("inf"))
+_NONNEGATIVE = _Check("a number of at least 0", lambda v: _is_number(v) and 0 <= v < float("inf"))
+_BOOLEAN = _Check("True or False", lambda v: isinstance(v, bool))
 _COUNT = _Check("a whole number of at least 1", lambda v: _is_int(v) and v >= 1)
 _NATURAL = _Check("a whole number of at least 0", lambda v: _is_int(v) and v >= 0)
 _NEW_STACK = _Check("True (RLlib's new API stack)", lambda v: v is True)
@@ -61,8 +66,27 @@ _CHECKS = {
     "epsilon_pi": _POSITIVE,
     "weighting": _one_of("exponential", "ranking", "identity"),
     "ranking_eta": _POSITIVE,
-    "fit": _one_of("decoupled", "coupled", "unconstrained"),
-    "per_dimension_kl": _Check("True or False", lambda v: isinstance(v, bool)),
+    "fit": _one_of("decoupled", "coupled", "unconstrained", "value_gradient"),
+    "entropy_weight": _NONNEGATIVE,
+    "policy": _one_of(*POLICIES),
+    "num_mixture_components": _COUNT,
+    "epsilon_mixture": _POSITIVE,
+    "min_stddev": _NONNEGATIVE,
+    "tanh_mean": _BOOLEAN,
+    "tanh_observations": _BOOLEAN,
+    "critic": _one_of("scalar", "categorical", "quantile"),
+    "num_critics": _Check("1 or 2", lambda v: _is_int(v) and v in (1, 2)),
+    "num_atoms": _Check("a whole number of at least 2", lambda v: _is_int(v) and v >= 2),
+    "value_range": _Check(
+        "two numbers, the smaller one first",
+        lambda v: (
+            isinstance(v, (list, tuple))
+            and len(v) == 2
+            and all(_is_number(n) for n in v)
+            and float("-inf") < v[0] < v[1] < float("inf")
+        ),
+    ),
+    "per_dimension_kl": _BOOLEAN,
     "temperature_solver": _one_of("exact", "adam"),
     "policy_evaluation": _one_of("td0", "nstep", "retrace"),
     "n_step": _COUNT,
@@ -99,6 +123,21 @@ _CHECKS = {
     "enable_rl_module_and_learner": _NEW_STACK,
     "enable_env_runner_and_connector_v2": _NEW_STACK,
     "gamma": _Check("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
+}
+
+
+# A setting's value, another setting, and the values of that one it cannot be combined with.
+_NOT_TOGETHER: dict[str, list[tuple[Any, str, tuple[str, ...]]]] = {
+    "per_dimension_kl": [
+        (True, "fit", ("coupled", "unconstrained", "value_gradient")),
+        (True, "policy", ("full_gaussian", "categorical")),  # No KL of each dimension.
+    ],
+    # No gradient through the choice of an action or of a component.
+    "fit": [("value_gradient", "policy", ("mixture", "categorical"))],
+    "policy_evaluation": [
+        ("retrace", "policy", ("deterministic",)),  # No density to weight a step by.
+        ("retrace", "critic", ("quantile",)),  # Its corrections are for expected returns.
+    ],
 }
 
 
@@ -142,7 +181,19 @@ class RERPIConfig(AlgorithmConfig):
         self.epsilon_sigma = 1e-5
         self.epsilon_pi = 1e-3
         self.epsilon_penalty: float | None = None
+        self.epsilon_mixture = 1e-4
         self.per_dimension_kl = False
+        self.entropy_weight = 0.0
+        # The policy's distribution, and the critic's output.
+        self.policy = "gaussian"
+        self.num_mixture_components = 3
+        self.min_stddev = 0.0
+        self.tanh_mean = False
+        self.tanh_observations = False
+        self.critic = "scalar"
+        self.num_critics = 1
+        self.num_atoms = 51
+        self.value_range: Sequence[float] = (-150.0, 150.0)
         # Networks and optimizers.
         self.policy_layers: Sequence[int] = (200, 200, 200)
         self.critic_layers: Sequence[int] = (500, 500, 500)
@@ -209,6 +260,17 @@ class RERPIConfig(AlgorithmConfig):
         ranking_eta: float = NotProvided,
         fit: str = NotProvided,
         per_dimension_kl: bool = NotProvided,
+        entropy_weight: float = NotProvided,
+        policy: str = NotProvided,
+        num_mixture_components: int = NotProvided,
+        epsilon_mixture: float = NotProvided,
+        min_stddev: float = NotProvided,
+        tanh_mean: bool = NotProvided,
+        tanh_observations: bool = NotProvided,
+        critic: str = NotProvided,
+        num_critics: int = NotProvided,
+        num_atoms: int = NotProvided,
+        value_range: Sequence[float] = NotProvided,
         temperature_solver: str = NotProvided,
         policy_evaluation: str = NotProvided,
         n_step: int = NotProvided,
@@ -235,12 +297,31 @@ class RERPIConfig(AlgorithmConfig):
             epsilon_mu: bound on the KL by which the mean may move between two target copies.
             epsilon_sigma: the same for the covariance.
             epsilon_penalty: pulls actions outside [-1, 1] back: KL of a second set of weights, by
-                the distance to the box, that is added to the first; None leaves it out.
-            epsilon_pi: bound on the KL of the whole policy for ``fit="coupled"``.
+                the distance to the box, that is added to the first; None leaves it out. Discrete
+                actions have none.
+            epsilon_pi: bound on the KL of the whole policy, for ``fit="coupled"`` and for
+                ``policy="categorical"``.
+            epsilon_mixture: the same as ``epsilon_mu`` for the weights of a mixture's components.
             weighting: how Q-values become weights: "exponential", "ranking" or "identity".
             ranking_eta: for "ranking": weights proportional to ln((N + eta) / rank).
-            fit: how the policy is fitted to them: "decoupled", "coupled" (MPO) or "unconstrained".
+            fit: how the policy is fitted to them: "decoupled", "coupled" (MPO) or "unconstrained";
+                or "value_gradient", which instead of weighting actions follows the critic's gradient
+                (SVG(0), DDPG).
             per_dimension_kl: apply ``epsilon_mu`` and ``epsilon_sigma`` to each action dimension.
+            entropy_weight: weight of the policy's entropy with ``fit="value_gradient"``.
+            policy: the distribution: "gaussian" (diagonal covariance), "full_gaussian", "mixture" (of
+                diagonal Gaussians), "categorical" (discrete actions) or "deterministic" (a mean with
+                fixed exploration noise).
+            num_mixture_components: Gaussians in a "mixture".
+            min_stddev: smallest standard deviation of a Gaussian.
+            tanh_mean: keep the mean inside the action bounds; the paper's own mean is unbounded.
+            tanh_observations: pass observations through tanh first.
+            critic: what it learns: "scalar" (expected return), "categorical" (probabilities of
+                evenly spaced returns, two-hot targets) or "quantile".
+            num_critics: 2 takes the minimum of a pair, as SAC does.
+            num_atoms: outputs of a "categorical" or "quantile" critic.
+            value_range: returns that a "categorical" critic can tell apart; what is beyond counts as
+                the nearer end.
             temperature_solver: "exact" solves the dual on every batch, which makes the weights
                 independent of the scale of the rewards; "adam" takes one gradient step as the paper.
             policy_evaluation: how the critic's targets are made: "td0", "nstep" or "retrace".
@@ -261,7 +342,7 @@ class RERPIConfig(AlgorithmConfig):
             policy_layers: sizes of the policy's hidden layers.
             critic_layers: sizes of the critic's hidden layers.
             initial_stddev: the policy's standard deviation before training, where actions are
-                normalised to [-1, 1].
+                normalised to [-1, 1]; of a "deterministic" policy for ever.
             **kwargs: RLlib's own, such as ``lr``, ``gamma`` and ``train_batch_size_per_learner``.
         """
         given = {
@@ -304,9 +385,19 @@ class RERPIConfig(AlgorithmConfig):
             self._value_error(
                 f"n_step={self.n_step} is larger than sequence_length={self.sequence_length}."
             )
-        if self.per_dimension_kl and self.fit != "decoupled":
+        for key, others in _NOT_TOGETHER.items():
+            for value, other_key, other_values in others:
+                if getattr(self, key) == value and getattr(self, other_key) in other_values:
+                    allowed = _CHECKS[other_key].choices
+                    self._value_error(
+                        f"{key}={value!r} is not allowed with {other_key}="
+                        f"{getattr(self, other_key)!r}: it must be "
+                        + " or ".join(repr(c) for c in allowed if c not in other_values)
+                        + "."
+                    )
+        if self.min_stddev >= self.initial_stddev:
             self._value_error(
-                f"per_dimension_kl=True is not allowed with fit={self.fit!r}: it must be 'decoupled'."
+                f"min_stddev={self.min_stddev} is not below initial_stddev={self.initial_stddev}."
             )
         if self.epsilon_penalty is not None and self.weighting == "identity":
             self._value_error(
@@ -341,9 +432,23 @@ class RERPIConfig(AlgorithmConfig):
         loss = {field.name: getattr(self, field.name) for field in fields(LossSettings)}
         return super()._model_config_auto_includes | {
             "networks": {
-                "policy_layers": tuple(self.policy_layers),
-                "critic_layers": tuple(self.critic_layers),
-                "initial_stddev": self.initial_stddev,
+                "policy": {
+                    "kind": self.policy,
+                    "layers": tuple(self.policy_layers),
+                    "initial_stddev": self.initial_stddev,
+                    "min_stddev": self.min_stddev,
+                    "tanh_mean": self.tanh_mean,
+                    "tanh_observations": self.tanh_observations,
+                    "num_components": self.num_mixture_components,
+                },
+                "critic": {
+                    "kind": self.critic,
+                    "layers": tuple(self.critic_layers),
+                    "num_critics": self.num_critics,
+                    "num_atoms": self.num_atoms,
+                    "value_range": tuple(self.value_range),
+                    "tanh_observations": self.tanh_observations,
+                },
                 "per_dimension_kl": self.per_dimension_kl,
                 "multipliers": LossSettings(**loss).multipliers,
             },

@@ -16,6 +16,7 @@ from ray.rllib.utils.annotations import override
 from rerpi_rllib.algorithm.rl_module import METRICS, TOTAL_LOSS
 
 NUM_UPDATES = "num_updates"
+_AT_TARGET_UPDATE = "_at_target_update"
 
 
 def learner_threads(config: AlgorithmConfig) -> int:
@@ -115,8 +116,9 @@ class RERPITorchLearner(TorchLearner):
                 logged[key].append(value)
             if self._num_updates % period == 0:
                 module.nets.update_targets()
-                for key in ("kl_mu", "kl_sigma"):
-                    logged[f"{key}_at_target_update"] += logged[key][-1:]
+                for key in [k for k in logged if k.startswith("kl_") and k != "kl_nonparametric"]:
+                    if not key.endswith(_AT_TARGET_UPDATE):
+                        logged[key + _AT_TARGET_UPDATE] += logged[key][-1:]
 
         names = list(logged)
         means = torch.stack([torch.stack(logged[name]).mean() for name in names]).tolist()

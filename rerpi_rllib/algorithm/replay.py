@@ -83,7 +83,7 @@ class ReplayBuffer(Checkpointable):
         self.add(
             episode.id_,
             observations=episode.get_observations(),
-            actions=episode.get_actions(),
+            actions=np.reshape(episode.get_actions(), (len(episode), -1)),
             rewards=episode.get_rewards(),
             log_probs=episode.get_extra_model_outputs(Columns.ACTION_LOGP),
             terminated=episode.is_terminated,

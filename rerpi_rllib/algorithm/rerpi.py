@@ -75,7 +75,7 @@ class RERPI(Algorithm):
         self.replay = ReplayBuffer(
             self.config.replay_capacity,
             int(np.prod(observation_space.shape)),
-            int(np.prod(action_space.shape)),
+            int(np.prod(action_space.shape)),  # A discrete action is one number.
             num_lanes=max(1, self.config.num_env_runners) * self.config.num_envs_per_env_runner,
             seed=self.config.seed,
         )

@@ -11,6 +11,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.apis import InferenceOnlyAPI
 from ray.rllib.core.rl_module.torch import TorchRLModule
 
+from rerpi_rllib.core.distributions import Distribution
 from rerpi_rllib.core.losses import LossSettings, rerpi_loss
 from rerpi_rllib.core.networks import ActorCritic
 
@@ -27,25 +28,37 @@ class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
     """
 
     def setup(self) -> None:
-        check_spaces(self.observation_space, self.action_space)
+        check_spaces(self.observation_space, self.action_space, self.model_config["loss"]["policy"])
         self.settings = LossSettings(**self.model_config["loss"])
         # Set by the learner before each update.
         self.improve_policy = self.move_multipliers = True
+        discrete = isinstance(self.action_space, gym.spaces.Discrete)
         self.nets = ActorCritic(
-            int(np.prod(self.observation_space.shape)),
-            int(np.prod(self.action_space.shape)),
+            self.observation_space.shape[0],
+            int(self.action_space.n) if discrete else self.action_space.shape[0],
             **self.model_config["networks"],
-            clip_actions=bool(self.action_space.is_bounded()),
+            clip_actions=not discrete and bool(self.action_space.is_bounded()),
             inference_only=self.inference_only,
         )
 
     def get_non_inference_attributes(self) -> list[str]:
         return ["nets.critic", "nets.target_policy", "nets.target_critic", "nets.multipliers"]
 
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    # Actions are drawn here, since not every distribution of ours is one that RLlib knows.
+
+    def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         policy = self.nets.policy(batch[Columns.OBS])
-        # RLlib's diagonal Gaussian is parametrised by mean and log standard deviation.
-        return {Columns.ACTION_DIST_INPUTS: torch.cat([policy.mean, policy.stddev.log()], dim=-1)}
+        return self._actions(policy, policy.mode)
+
+    def _forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        policy = self.nets.policy(batch[Columns.OBS])
+        return self._actions(policy, policy.sample(1)[0])
+
+    def _actions(self, policy: Distribution, actions: torch.Tensor) -> dict[str, Any]:
+        return {
+            Columns.ACTIONS: self.nets.policy.decode_actions(actions),
+            Columns.ACTION_LOGP: policy.log_prob(actions),
+        }
 
     def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         # The loss is computed here, inside the forward pass, because that is what data-parallel
@@ -56,18 +69,28 @@ class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
         return {TOTAL_LOSS: loss, METRICS: metrics}
 
 
-def check_spaces(observation_space: gym.Space, action_space: gym.Space) -> None:
-    """Raise ``ValueError`` unless both are vectors of real numbers."""
-    for name, space, hint in (
-        ("action", action_space, "RERPI needs continuous actions"),
-        ("observation", observation_space, "RERPI needs vector observations"),
-    ):
-        if not isinstance(space, gym.spaces.Box):
-            raise ValueError(f"The {name} space is {space}; {hint}, a Box of one dimension.")
-        if len(space.shape) != 1 or space.shape[0] == 0:
-            raise ValueError(
-                f"The {name} space has shape {space.shape} (images and the like); "
-                f"{hint}, a Box of one dimension."
-            )
-        if not np.issubdtype(space.dtype, np.floating):
-            raise ValueError(f"The {name} space has dtype {space.dtype}; {hint}, float32 or float64.")
+def check_spaces(observation_space: gym.Space, action_space: gym.Space, policy: str) -> None:
+    """Raise ``ValueError`` unless observations are vectors and actions suit the kind of policy."""
+    _check_vector("observation", observation_space, "vector observations are needed")
+    if policy != "categorical":
+        hint = f"policy={policy!r} needs continuous actions"
+        if isinstance(action_space, gym.spaces.Discrete):
+            hint = f"policy='categorical' is for discrete actions, {hint}"
+        _check_vector("action", action_space, hint)
+    elif not isinstance(action_space, gym.spaces.Discrete) or action_space.start != 0:
+        raise ValueError(
+            f"The action space is {action_space}; policy='categorical' needs discrete actions, "
+            "a Discrete that starts at 0."
+        )
+
+
+def _check_vector(name: str, space: gym.Space, hint: str) -> None:
+    if not isinstance(space, gym.spaces.Box):
+        raise ValueError(f"The {name} space is {space}; {hint}, a Box of one dimension.")
+    if len(space.shape) != 1 or space.shape[0] == 0:
+        raise ValueError(
+            f"The {name} space has shape {space.shape} (images and the like); "
+            f"{hint}, a Box of one dimension."
+        )
+    if not np.issubdtype(space.dtype, np.floating):
+        raise ValueError(f"The {name} space has dtype {space.dtype}; {hint}, float32 or float64.")

@@ -7,9 +7,9 @@ from rerpi_rllib.core.evaluation import nstep_targets, retrace_targets, td_targe
 from rerpi_rllib.core.fitting import (
     CoupledFit,
     DecoupledFit,
+    bandit_update,
     coupled_fit,
     decoupled_fit,
-    unconstrained_fit,
 )
 from rerpi_rllib.core.weights import (
     exponential_weights,
@@ -23,6 +23,7 @@ from rerpi_rllib.core.weights import (
 __all__ = [
     "CoupledFit",
     "DecoupledFit",
+    "bandit_update",
     "coupled_fit",
     "decoupled_fit",
     "exponential_weights",
@@ -34,5 +35,4 @@ __all__ = [
     "solve_temperature",
     "td_targets",
     "temperature_dual",
-    "unconstrained_fit",
 ]

@@ -1,24 +1,80 @@
 """Step 3 of the paper: fit the parametric policy to the weighted actions, within a trust region.
 
 Shapes: ``actions`` ``[N, B, D]`` sampled from the target (old) policy, ``weights`` ``[N, B]``, means
-and standard deviations ``[B, D]``. Gradients flow to the online ``mean`` and ``stddev`` and, through
-``dual_loss`` alone, to the multipliers.
-
-The cross-entropies need only the weighted first and second moments of the actions around the target
-mean, so the ``[N, B, D]`` tensor is read once and takes no part in the backward pass.
+and standard deviations ``[B, D]``. Gradients flow to the online policy and, through ``dual_loss``
+alone, to the multipliers.
 
 Paper: section 4.2 (decoupled fit) and equation 2 (its constraints).
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+from rerpi_rllib.core.distributions import DiagonalGaussian, Distribution
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fit's loss and its constraints, for any policy; scalars but for KLs of each dimension."""
+
+    policy_loss: Tensor
+    kls: dict[str, Tensor]
+    penalty: Tensor
+    dual_loss: Tensor
+
+
+def fit_policy(
+    kind: str,
+    online: Distribution,
+    target: Distribution,
+    actions: Tensor,
+    weights: Tensor,
+    alphas: Mapping[str, Tensor | float],
+    epsilons: Mapping[str, float],
+    per_dimension: bool = False,
+) -> Fit:
+    """Fit ``online`` to weighted ``actions`` of ``target``.
+
+    Args:
+        kind: "decoupled" (each part of the policy with the others held at the target's, and with its
+            own bound), "coupled" (one likelihood and one bound, named "pi") or "unconstrained".
+        online, target: the policy to fit and the old one, which is constant.
+        actions: ``[N, B, D]``.
+        weights: ``[N, B]``, constants.
+        alphas, epsilons: multipliers and bounds by the names of the constraints.
+        per_dimension: bound the KL of each action dimension instead of their sum.
+
+    Returns:
+        ``policy_loss`` (cross-entropies), ``kls`` (means over states, ``[D]`` if ``per_dimension``),
+        ``penalty`` (alpha * KL, moves the policy only), ``dual_loss`` (alpha * (epsilon - KL), moves
+        the multipliers only).
+    """
+    kls: dict[str, Tensor] = {}
+    if kind == "decoupled":
+        policy_loss = torch.stack(
+            [hybrid.cross_entropy(actions, weights) for hybrid in online.hybrids(target).values()]
+        ).sum()
+        kls = {name: kl.mean(dim=0) for name, kl in online.part_kls(target).items()}
+        if not per_dimension:
+            kls = {name: kl.sum() for name, kl in kls.items()}
+    else:
+        policy_loss = online.cross_entropy(actions, weights)
+        if kind == "coupled":
+            kls = {"pi": online.kl(target).mean()}
+    penalty, dual_loss = torch.zeros_like(policy_loss), torch.zeros_like(policy_loss)
+    for name, kl in kls.items():
+        alpha = torch.as_tensor(alphas[name], dtype=kl.dtype, device=kl.device)
+        penalty = penalty + (alpha.detach() * kl).sum()
+        dual_loss = dual_loss + (alpha * (epsilons[name] - kl.detach())).sum()
+    return Fit(policy_loss, kls, penalty, dual_loss)
+
+
+# -- The same for a diagonal Gaussian given by its tensors. --
 
 
 @dataclass(frozen=True)
@@ -40,62 +96,6 @@ class CoupledFit:
     kl: Tensor
     penalty: Tensor
     dual_loss: Tensor
-
-
-@dataclass(frozen=True)
-class UnconstrainedFit:
-    """What :func:`unconstrained_fit` gives; a scalar."""
-
-    policy_loss: Tensor
-
-
-@dataclass(frozen=True)
-class _Moments:
-    """Weighted sums over the actions: of one, of their offset to the target mean, of its square."""
-
-    total: Tensor  # [B, 1]
-    first: Tensor  # [B, D]
-    second: Tensor  # [B, D]
-
-    @classmethod
-    def of(cls, actions: Tensor, weights: Tensor, center: Tensor) -> _Moments:
-        with torch.no_grad():
-            offsets = actions - center
-            weighted = weights.unsqueeze(-1) * offsets
-            return cls(
-                weights.sum(dim=0).unsqueeze(-1),
-                weighted.sum(dim=0),
-                (weighted * offsets).sum(dim=0),
-            )
-
-    def cross_entropy(self, shift: Tensor | float, stddev: Tensor) -> Tensor:
-        """``-sum_i w_i log N(a_i; center + shift, stddev)``, summed over D, mean over states."""
-        square = self.second - 2.0 * shift * self.first + self.total * shift**2
-        per_dimension = 0.5 * square / stddev.square() + self.total * (
-            stddev.log() + _HALF_LOG_TWO_PI
-        )
-        return per_dimension.sum(dim=-1).mean()
-
-
-def gaussian_kl_mean(mean: Tensor, target_mean: Tensor, target_stddev: Tensor) -> Tensor:
-    """``KL(target || N(mean, target_stddev))`` of each dimension, ``[B, D]``."""
-    return 0.5 * ((mean - target_mean) / target_stddev).square()
-
-
-def gaussian_kl_stddev(stddev: Tensor, target_stddev: Tensor) -> Tensor:
-    """``KL(target || N(target_mean, stddev))`` of each dimension, ``[B, D]``.
-
-    Written in the relative difference of the two, because bounds of 1e-5 and below are differences
-    that the textbook form loses to cancellation in float32.
-    """
-    excess = (target_stddev - stddev) / stddev
-    return excess + 0.5 * excess.square() - torch.log1p(excess)
-
-
-def _constraint(kl: Tensor, alpha: Tensor | float, epsilon: float) -> tuple[Tensor, Tensor]:
-    """The Lagrangian's two halves: alpha * KL for the policy, alpha * (epsilon - KL) for alpha."""
-    alpha = torch.as_tensor(alpha, dtype=kl.dtype, device=kl.device)
-    return (alpha.detach() * kl).sum(), (alpha * (epsilon - kl.detach())).sum()
 
 
 def decoupled_fit(
@@ -131,19 +131,17 @@ def decoupled_fit(
         if ``per_dimension``), ``penalty`` (moves the policy only), ``dual_loss`` (moves the
         multipliers only).
     """
-    moments = _Moments.of(actions, weights, target_mean)
-    policy_loss = moments.cross_entropy(mean - target_mean, target_stddev) + moments.cross_entropy(
-        0.0, stddev
+    fit = fit_policy(
+        "decoupled",
+        DiagonalGaussian(mean, stddev),
+        DiagonalGaussian(target_mean, target_stddev),
+        actions,
+        weights,
+        {"mu": alpha_mu, "sigma": alpha_sigma},
+        {"mu": epsilon_mu, "sigma": epsilon_sigma},
+        per_dimension,
     )
-    kl_mu = gaussian_kl_mean(mean, target_mean, target_stddev).mean(dim=0)
-    kl_sigma = gaussian_kl_stddev(stddev, target_stddev).mean(dim=0)
-    if not per_dimension:
-        kl_mu, kl_sigma = kl_mu.sum(), kl_sigma.sum()
-    penalty_mu, dual_mu = _constraint(kl_mu, alpha_mu, epsilon_mu)
-    penalty_sigma, dual_sigma = _constraint(kl_sigma, alpha_sigma, epsilon_sigma)
-    return DecoupledFit(
-        policy_loss, kl_mu, kl_sigma, penalty_mu + penalty_sigma, dual_mu + dual_sigma
-    )
+    return DecoupledFit(fit.policy_loss, fit.kls["mu"], fit.kls["sigma"], fit.penalty, fit.dual_loss)
 
 
 def coupled_fit(
@@ -160,24 +158,45 @@ def coupled_fit(
 
     Arguments as in :func:`decoupled_fit`, with one multiplier.
     """
-    policy_loss = unconstrained_fit(actions, weights, mean, stddev).policy_loss
-    # KL(N(m, s) || N(m', s')) = KL of the stddevs + (m - m')^2 / 2 s'^2.
-    kl = (
-        (gaussian_kl_stddev(stddev, target_stddev) + gaussian_kl_mean(target_mean, mean, stddev))
-        .sum(dim=-1)
-        .mean()
+    fit = fit_policy(
+        "coupled",
+        DiagonalGaussian(mean, stddev),
+        DiagonalGaussian(target_mean, target_stddev),
+        actions,
+        weights,
+        {"pi": alpha},
+        {"pi": epsilon},
     )
-    penalty, dual_loss = _constraint(kl, alpha, epsilon)
-    return CoupledFit(policy_loss, kl, penalty, dual_loss)
+    return CoupledFit(fit.policy_loss, fit.kls["pi"], fit.penalty, fit.dual_loss)
 
 
-def unconstrained_fit(
-    actions: Tensor, weights: Tensor, mean: Tensor, stddev: Tensor
-) -> UnconstrainedFit:
-    """Plain weighted maximum likelihood, without a bound ("No KL bound" in the ablations).
+def bandit_update(
+    mean: Tensor,
+    covariance: Tensor,
+    actions: Tensor,
+    weights: Tensor,
+    step_mu: float,
+    step_sigma: float,
+) -> tuple[Tensor, Tensor]:
+    """The decoupled fit in closed form for one state and a free Gaussian (appendix C).
 
-    Arguments as in :func:`decoupled_fit`.
+    With fixed multipliers alpha the optimum moves by the shares ``step = 1 / (1 + alpha)`` towards
+    the weighted samples. CMA-ES's rank-mu update is ``step_mu = 1``, which leaves the mean
+    unregulated.
+
+    Args:
+        mean: ``[D]`` of the old policy.
+        covariance: ``[D, D]`` of the old policy.
+        actions: ``[N, D]``, sampled from it.
+        weights: ``[N]``, sum to one.
+        step_mu, step_sigma: between 0 (stay) and 1 (take the samples' mean and covariance).
+
+    Returns:
+        The new mean and covariance. The covariance is taken around the old mean.
     """
-    center = mean.detach()
-    moments = _Moments.of(actions, weights, center)
-    return UnconstrainedFit(moments.cross_entropy(mean - center, stddev))
+    offsets = actions - mean
+    sample_covariance = (weights.unsqueeze(-1) * offsets).T @ offsets
+    return (
+        mean + step_mu * (weights @ offsets),
+        (1.0 - step_sigma) * covariance + step_sigma * sample_covariance,
+    )

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rerpi_rllib.core import evaluation, fitting, weights
-from rerpi_rllib.core.distributions import DiagonalGaussian
+from rerpi_rllib.core import evaluation, weights
+from rerpi_rllib.core.fitting import fit_policy
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.policies import POLICIES
 
 
 @dataclass(frozen=True)
@@ -32,21 +33,34 @@ class LossSettings:
     temperature_solver: str
     ranking_eta: float
     epsilon_penalty: float | None
+    policy: str
     fit: str
     epsilon_mu: float
     epsilon_sigma: float
+    epsilon_mixture: float
     epsilon_pi: float
     per_dimension_kl: bool
+    entropy_weight: float
+
+    @property
+    def epsilons(self) -> dict[str, float]:
+        """The bounds of Step 3 by the part of the policy that each holds."""
+        parts = {"decoupled": POLICIES[self.policy].PARTS, "coupled": ("pi",)}.get(self.fit, ())
+        return {part: getattr(self, f"epsilon_{part}") for part in parts}
+
+    @property
+    def penalty(self) -> float | None:
+        """The bound of the action penalty if there is one: discrete actions have no outside."""
+        return None if self.policy == "categorical" else self.epsilon_penalty
 
     @property
     def multipliers(self) -> list[str]:
         """Names of the multipliers that these settings learn."""
-        names = {"decoupled": ["alpha_mu", "alpha_sigma"], "coupled": ["alpha"], "unconstrained": []}
-        found = list(names[self.fit])
-        if self.temperature_solver == "adam":
+        found = [f"alpha_{part}" for part in self.epsilons]
+        if self.temperature_solver == "adam" and self.fit != "value_gradient":
             if self.weighting == "exponential":
                 found.append("temperature")
-            if self.epsilon_penalty is not None:
+            if self.penalty is not None:
                 found.append("penalty_temperature")
         return found
 
@@ -63,9 +77,10 @@ def rerpi_loss(
     Args:
         nets: online and target networks and multipliers.
         batch: for TD(0) transitions, ``obs`` ``[B, O]``, ``new_obs`` ``[B, O]``, ``actions``
-            ``[B, D]`` (unclipped), ``rewards`` ``[B]`` and ``terminateds`` ``[B]`` (0 or 1);
-            otherwise windows of K steps, ``obs`` ``[B, K + 1, O]``, the others ``[B, K, ...]``, with
-            ``action_logp`` and ``loss_mask`` (False beyond the end of the episode).
+            ``[B, D]`` (unclipped; ``[B, 1]`` if discrete), ``rewards`` ``[B]`` and ``terminateds``
+            ``[B]`` (0 or 1); otherwise windows of K steps, ``obs`` ``[B, K + 1, O]``, the others
+            ``[B, K, ...]``, with ``action_logp`` and ``loss_mask`` (False beyond the end of the
+            episode).
         settings: the algorithm's numbers.
         improve_policy: whether to do Steps 2 and 3 too, or the critic's Step 1 alone.
         move_multipliers: whether Step 3 moves its multipliers too, or the policy alone.
@@ -73,6 +88,7 @@ def rerpi_loss(
     Returns:
         Scalar loss and a dictionary of detached scalars.
     """
+    batch = {**batch, "actions": nets.policy.encode_actions(batch["actions"])}
     if settings.policy_evaluation == "td0":
         states, actions = batch["obs"], batch["actions"]
         targets = _td0_targets(nets, batch, settings)
@@ -80,12 +96,15 @@ def rerpi_loss(
         steps = batch["loss_mask"]
         states, actions = batch["obs"][:, :-1][steps], batch["actions"][steps]
         targets = _window_targets(nets, batch, settings)[steps]
-    critic_loss = (nets.critic(states, actions) - targets).square().mean()
+    critic_loss = nets.critic.loss(states, actions, targets)
     loss, metrics = critic_loss, {"critic_loss": critic_loss}
     if improve_policy:
-        improvement_loss, improvement_metrics = _improvement_loss(
-            nets, states, settings, move_multipliers
-        )
+        if settings.fit == "value_gradient":
+            improvement_loss, improvement_metrics = _value_gradient_loss(nets, states, settings)
+        else:
+            improvement_loss, improvement_metrics = _improvement_loss(
+                nets, states, settings, move_multipliers
+            )
         loss = loss + improvement_loss
         metrics |= improvement_metrics
     return loss, {name: value.detach() for name, value in metrics.items()}
@@ -95,37 +114,60 @@ def rerpi_loss(
 
 
 def _values(nets: ActorCritic, obs: Tensor, settings: LossSettings) -> Tensor:
-    """V of the target networks: the mean of Q over sampled actions; ``[M, O]`` to ``[M]``."""
-    actions = nets.target_policy(obs).sample(settings.num_bootstrap_samples)
-    return nets.target_critic(obs, actions).mean(dim=0)
+    """What to bootstrap from at each of M states, ``[M, O]``, by the target networks.
+
+    V, the mean of Q over the policy's actions: ``[M, 1]``. For a critic that learns the distribution
+    of returns, samples of it: ``[M, T]``.
+    """
+    policy = nets.target_policy(obs)
+    if nets.target_critic.learns_from_atoms:
+        actions = policy.bootstrap_actions(settings.num_bootstrap_samples)
+        return nets.target_critic.atoms(obs, actions).transpose(0, 1).flatten(1)
+    if settings.policy == "categorical":
+        actions, log_probs = policy.candidates(0)
+        return (log_probs.exp() * nets.target_critic(obs, actions)).sum(dim=0).unsqueeze(-1)
+    actions = policy.bootstrap_actions(settings.num_bootstrap_samples)
+    return nets.target_critic(obs, actions).mean(dim=0).unsqueeze(-1)
 
 
 @torch.no_grad()
 def _td0_targets(nets: ActorCritic, batch: Mapping[str, Tensor], settings: LossSettings) -> Tensor:
+    """``[B]``, or ``[B, T]``."""
     discounts = settings.gamma * (1.0 - batch["terminateds"])
     next_values = _values(nets, batch["new_obs"], settings)
-    return evaluation.td_targets(batch["rewards"], discounts, next_values)
+    targets = evaluation.td_targets(
+        batch["rewards"].unsqueeze(-1), discounts.unsqueeze(-1), next_values
+    )
+    return targets.squeeze(-1)
 
 
 @torch.no_grad()
 def _window_targets(nets: ActorCritic, batch: Mapping[str, Tensor], settings: LossSettings) -> Tensor:
-    """n-step or Retrace targets of each step of each window, ``[B, K]``."""
+    """n-step or Retrace targets of each step of each window: ``[B, K]``, or ``[B, K, T]``."""
     obs, mask = batch["obs"], batch["loss_mask"]
-    next_values = _values(nets, obs[:, 1:].flatten(0, 1), settings).view(mask.shape)
-    rewards = batch["rewards"]
-    discounts = settings.gamma * (1.0 - batch["terminateds"])
+    next_values = _values(nets, obs[:, 1:].flatten(0, 1), settings).unflatten(0, mask.shape)
+    rewards = batch["rewards"].unsqueeze(-1)
+    discounts = settings.gamma * (1.0 - batch["terminateds"]).unsqueeze(-1)
     # The last step of an episode that was cut off bootstraps from its final observation, and nothing
     # beyond it counts: that is a reward with the value in it, and a discount of zero.
     last = mask & ~torch.nn.functional.pad(mask[:, 1:], (0, 1), value=True)
+    last = last.unsqueeze(-1)
     rewards = torch.where(last, rewards + discounts * next_values, rewards)
     discounts = torch.where(last, torch.zeros_like(discounts), discounts)
     if settings.policy_evaluation == "nstep":
-        return evaluation.nstep_targets(rewards, discounts, next_values, settings.n_step)
-    inner, actions = obs[:, 1:-1], batch["actions"][:, 1:]
-    next_q = nets.target_critic(inner.flatten(0, 1), actions.flatten(0, 1)).view(actions.shape[:-1])
-    log_rhos = nets.target_policy(inner).log_prob(actions) - batch["action_logp"][:, 1:]
+        targets = evaluation.nstep_targets(rewards, discounts, next_values, settings.n_step)
+        return targets.squeeze(-1)
+    inner, actions = obs[:, 1:-1].flatten(0, 1), batch["actions"][:, 1:].flatten(0, 1)
+    shape = mask[:, 1:].shape
+    next_q = nets.target_critic(inner, actions).view(shape)
+    log_probs = nets.target_policy(inner).log_prob(actions).view(shape)
     return evaluation.retrace_targets(
-        rewards, discounts, next_values, next_q, log_rhos, settings.retrace_lambda
+        rewards.squeeze(-1),
+        discounts.squeeze(-1),
+        next_values.squeeze(-1),
+        next_q,
+        log_probs - batch["action_logp"][:, 1:],
+        settings.retrace_lambda,
     )
 
 
@@ -137,96 +179,116 @@ def _improvement_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     with torch.no_grad():
         target = nets.target_policy(obs)
-        actions = target.sample(settings.num_action_samples)
+        actions, log_prior = target.candidates(settings.num_action_samples)
         q_values = nets.target_critic(obs, actions)
-    action_weights, temperature_loss, metrics = _weights(nets, q_values, settings)
-    if settings.epsilon_penalty is not None:
+    action_weights, temperature_loss, metrics = _weights(nets, q_values, log_prior, settings)
+    if settings.penalty is not None:
         # The two sets of weights are added, so they sum to two; the multipliers absorb the factor.
         cost = weights.out_of_bounds_cost(actions)
         temperature, penalty_loss = _temperature(
-            nets, "penalty_temperature", cost, settings.epsilon_penalty, settings
+            nets, "penalty_temperature", cost, None, settings.penalty, settings
         )
         action_weights = action_weights + weights.exponential_weights(cost, temperature)
         temperature_loss = temperature_loss + penalty_loss
     online = nets.policy(obs)
-    fit_loss, dual_loss, fit_metrics = _fit(nets, actions, action_weights, online, target, settings)
-    metrics |= fit_metrics
-    metrics |= {"q_mean": q_values.mean(), "policy_stddev_mean": online.stddev.mean()}
+    alphas = {part: nets.multipliers[f"alpha_{part}"]() for part in settings.epsilons}
+    fit = fit_policy(
+        settings.fit,
+        online,
+        target,
+        actions,
+        action_weights,
+        alphas,
+        settings.epsilons,
+        settings.per_dimension_kl,
+    )
+    # Adam does not see a constant scale, but a multiplier that rises or falls tenfold within a few
+    # hundred updates would throw its running averages off, and the policy with them.
+    scale = 1.0 / (1.0 + sum(alpha.detach().max() for alpha in alphas.values()))
     # Zero, not left out: data-parallel learners expect a gradient for every parameter.
-    return fit_loss + float(move_multipliers) * dual_loss + temperature_loss, metrics
+    loss = (
+        scale * (fit.policy_loss + fit.penalty)
+        + float(move_multipliers) * fit.dual_loss
+        + temperature_loss
+    )
+    metrics |= {f"alpha_{part}": alpha.mean() for part, alpha in alphas.items()}
+    metrics |= {f"kl_{part}": kl for part, kl in fit.kls.items() if kl.dim() == 0}
+    metrics |= _change(online, target, settings.per_dimension_kl)
+    metrics |= {"policy_loss": fit.policy_loss, "q_mean": q_values.mean()}
+    return loss, metrics
+
+
+def _change(online, target, per_dimension: bool) -> dict[str, Tensor]:
+    """KLs by which the policy's parts have moved since the last copy, and its width.
+
+    Of each dimension where the bounds are: what is shown is what is bounded.
+    """
+    shown = Tensor.mean if per_dimension else Tensor.sum
+    kls = {f"kl_{part}": shown(kl.mean(dim=0)) for part, kl in online.part_kls(target).items()}
+    return kls | online.metrics()
 
 
 def _temperature(
-    nets: ActorCritic, name: str, values: Tensor, epsilon: float, settings: LossSettings
+    nets: ActorCritic,
+    name: str,
+    values: Tensor,
+    log_prior: Tensor | None,
+    epsilon: float,
+    settings: LossSettings,
 ) -> tuple[Tensor, Tensor]:
     """The temperature of exponential weights, and the loss that moves it if it is learned."""
     if settings.temperature_solver == "exact":
-        temperature = weights.solve_temperature(values, epsilon)
+        temperature = weights.solve_temperature(values, epsilon, log_prior)
         return temperature, torch.zeros_like(temperature)
     temperature = nets.multipliers[name]()
-    return temperature.detach(), weights.temperature_dual(values, temperature, epsilon)
+    return temperature.detach(), weights.temperature_dual(values, temperature, epsilon, log_prior)
 
 
 def _weights(
-    nets: ActorCritic, q_values: Tensor, settings: LossSettings
+    nets: ActorCritic, q_values: Tensor, log_prior: Tensor | None, settings: LossSettings
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Step 2: weights of the actions, the temperature's loss, metrics."""
-    loss = q_values.new_zeros(())
-    if settings.weighting == "identity":
-        return weights.identity_weights(q_values), loss, {}
-    metrics = {}
+    loss, metrics = q_values.new_zeros(()), {}
     if settings.weighting == "exponential":
-        temperature, loss = _temperature(nets, "temperature", q_values, settings.epsilon, settings)
-        found = weights.exponential_weights(q_values, temperature)
+        temperature, loss = _temperature(
+            nets, "temperature", q_values, log_prior, settings.epsilon, settings
+        )
+        found = weights.exponential_weights(q_values, temperature, log_prior)
         metrics["temperature"] = temperature
     else:
-        found = weights.ranking_weights(q_values, settings.ranking_eta)
-    metrics["kl_nonparametric"] = weights.kl_to_uniform(found).mean()
+        if settings.weighting == "identity":
+            found = weights.identity_weights(q_values)
+        else:
+            found = weights.ranking_weights(q_values, settings.ranking_eta)
+        if (
+            log_prior is not None
+        ):  # All actions, where samples would come as often as they are likely.
+            found = found * log_prior.exp()
+        if settings.weighting == "identity":
+            return found, loss, metrics
+        found = found / found.sum(dim=0)
+    metrics["kl_nonparametric"] = weights.kl_to_prior(found, log_prior).mean()
     metrics["weights_ess"] = weights.effective_sample_size(found).mean()
     return found, loss, metrics
 
 
-def _fit(
-    nets: ActorCritic,
-    actions: Tensor,
-    action_weights: Tensor,
-    online: DiagonalGaussian,
-    target: DiagonalGaussian,
-    settings: LossSettings,
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Step 3: the fit's loss for the policy, that for the multipliers, metrics."""
-    samples = (actions, action_weights, online.mean, online.stddev)
-    alphas = {name: nets.multipliers[name]() for name in settings.multipliers if "alpha" in name}
-    metrics = {name: alpha.mean() for name, alpha in alphas.items()}
-    if settings.fit == "unconstrained":
-        policy_loss = objective = fitting.unconstrained_fit(*samples).policy_loss
-        dual_loss = torch.zeros_like(objective)
+# -- Instead of Steps 2 and 3: follow the critic's gradient (SVG(0), DDPG). --
+
+
+def _value_gradient_loss(
+    nets: ActorCritic, obs: Tensor, settings: LossSettings
+) -> tuple[Tensor, dict[str, Tensor]]:
+    online = nets.policy(obs)
+    if settings.policy == "deterministic":
+        actions = online.mean.unsqueeze(0)
     else:
-        fit: fitting.DecoupledFit | fitting.CoupledFit
-        if settings.fit == "decoupled":
-            fit = fitting.decoupled_fit(
-                *samples,
-                target.mean,
-                target.stddev,
-                alphas["alpha_mu"],
-                alphas["alpha_sigma"],
-                settings.epsilon_mu,
-                settings.epsilon_sigma,
-                settings.per_dimension_kl,
-            )
-        else:
-            fit = fitting.coupled_fit(
-                *samples, target.mean, target.stddev, alphas["alpha"], settings.epsilon_pi
-            )
-            metrics["kl"] = fit.kl
-        # Adam does not see a constant scale, but a multiplier that rises or falls tenfold within a
-        # few hundred updates would throw its running averages off, and the policy with them.
-        scale = 1.0 / (1.0 + sum(alpha.detach().max() for alpha in alphas.values()))
-        policy_loss, objective = fit.policy_loss, scale * (fit.policy_loss + fit.penalty)
-        dual_loss = fit.dual_loss
-    kl_mu = fitting.gaussian_kl_mean(online.mean, target.mean, target.stddev).mean(dim=0)
-    kl_sigma = fitting.gaussian_kl_stddev(online.stddev, target.stddev).mean(dim=0)
-    # Of each dimension where the bounds are: what is shown is what is bounded.
-    shown = Tensor.mean if settings.per_dimension_kl else Tensor.sum
-    metrics |= {"policy_loss": policy_loss, "kl_mu": shown(kl_mu), "kl_sigma": shown(kl_sigma)}
-    return objective, dual_loss, metrics
+        actions = online.reparameterized_sample(settings.num_action_samples)
+    # Through the online critic, whose own parameters stay out of this.
+    frozen = {name: parameter.detach() for name, parameter in nets.critic.named_parameters()}
+    q_values = torch.func.functional_call(nets.critic, frozen, (obs, actions))
+    loss = -q_values.mean()
+    if settings.policy != "deterministic":
+        loss = loss - settings.entropy_weight * online.entropy().mean()
+    with torch.no_grad():
+        metrics = _change(online, nets.target_policy(obs), False)
+    return loss, {**metrics, "policy_loss": loss, "q_mean": q_values.mean()}

@@ -4,6 +4,9 @@ Everywhere ``q_values`` is ``[N, B]``: N actions sampled for each of B states. A
 with Q minus its maximum over the actions of a state. The weights do not depend on that offset, and
 in float32 a large one would otherwise cost the digits that decide between the actions.
 
+``log_prior`` ``[N, B]`` is for actions that are not samples but all the actions there are: their
+log-probabilities under the old policy. Without it every action counts the same, as samples do.
+
 Paper: Relative Entropy Regularized Policy Iteration (Abdolmaleki et al., 2018), section 4.1.
 """
 
@@ -24,20 +27,33 @@ def _below_maximum(q_values: Tensor) -> Tensor:
     return q_values - q_values.max(dim=0, keepdim=True).values
 
 
-def exponential_weights(q_values: Tensor, temperature: Tensor | float) -> Tensor:
-    """``softmax(Q / temperature)`` over the actions of each state.
+def _log_prior(q_values: Tensor, log_prior: Tensor | None) -> Tensor | float:
+    return -math.log(len(q_values)) if log_prior is None else log_prior
+
+
+def exponential_weights(
+    q_values: Tensor, temperature: Tensor | float, log_prior: Tensor | None = None
+) -> Tensor:
+    """``softmax(Q / temperature + log prior)`` over the actions of each state.
 
     Args:
         q_values: ``[N, B]``.
         temperature: scalar, positive.
+        log_prior: ``[N, B]`` if the actions are not samples.
 
     Returns:
         ``[N, B]``, positive, each column sums to one.
     """
-    return torch.softmax(_below_maximum(q_values) / temperature, dim=0)
+    scaled = _below_maximum(q_values) / temperature
+    return torch.softmax(scaled if log_prior is None else scaled + log_prior, dim=0)
 
 
-def temperature_dual(q_values: Tensor, temperature: Tensor | float, epsilon: float) -> Tensor:
+def temperature_dual(
+    q_values: Tensor,
+    temperature: Tensor | float,
+    epsilon: float,
+    log_prior: Tensor | None = None,
+) -> Tensor:
     """The convex dual whose minimum over the temperature holds the weights' KL at ``epsilon``.
 
     ``g(eta) = eta * epsilon + eta * mean_j log mean_i exp(Q_ij / eta)``
@@ -45,33 +61,36 @@ def temperature_dual(q_values: Tensor, temperature: Tensor | float, epsilon: flo
     Args:
         q_values: ``[N, B]``.
         temperature: scalar eta; gradients flow to it alone.
-        epsilon: bound on the mean KL of the weights to the uniform ones.
+        epsilon: bound on the mean KL of the weights to the uniform ones, or to the prior.
+        log_prior: ``[N, B]`` if the actions are not samples.
 
     Returns:
         Scalar.
     """
     q_values = q_values.detach()
-    below = _below_maximum(q_values)
-    log_mean_exp = torch.logsumexp(below / temperature, dim=0) - math.log(len(q_values))
+    scaled = _below_maximum(q_values) / temperature
+    log_mean_exp = torch.logsumexp(scaled + _log_prior(q_values, log_prior), dim=0)
     return temperature * (epsilon + log_mean_exp.mean()) + q_values.max(dim=0).values.mean()
 
 
-def _kl_and_slope(below: Tensor, temperature: float) -> tuple[float, float]:
-    """KL of the exponential weights to uniform, and minus its derivative by log temperature."""
+def _kl_and_slope(
+    below: Tensor, log_prior: Tensor | float, temperature: float
+) -> tuple[float, float]:
+    """KL of the exponential weights to the prior, and minus its derivative by log temperature."""
     scaled = below / temperature
-    weights = torch.softmax(scaled, dim=0)
+    log_mean_exp = torch.logsumexp(scaled + log_prior, dim=0)
+    weights = torch.exp(scaled + log_prior - log_mean_exp)
     mean = (weights * scaled).sum(dim=0)
-    log_mean_exp = torch.logsumexp(scaled, dim=0) - math.log(len(below))
     variance = (weights * (scaled - mean).square()).sum(dim=0)
     kl, slope = torch.stack([(mean - log_mean_exp).mean(), variance.mean()]).tolist()
     return kl, slope
 
 
 @torch.no_grad()
-def solve_temperature(q_values: Tensor, epsilon: float) -> Tensor:
+def solve_temperature(q_values: Tensor, epsilon: float, log_prior: Tensor | None = None) -> Tensor:
     """The temperature that minimises :func:`temperature_dual` for this batch.
 
-    The dual's derivative is ``epsilon - KL(weights || uniform)``, and that KL falls as the
+    The dual's derivative is ``epsilon - KL(weights || prior)``, and that KL falls as the
     temperature rises, so this is a root search in one dimension: Newton steps on the logarithm of
     the temperature, kept inside a bracket. Five evaluations are typical.
 
@@ -84,16 +103,18 @@ def solve_temperature(q_values: Tensor, epsilon: float) -> Tensor:
     Args:
         q_values: ``[N, B]``.
         epsilon: the KL to reach, averaged over states.
+        log_prior: ``[N, B]`` if the actions are not samples.
 
     Returns:
         Positive scalar of the dtype and device of ``q_values``.
     """
     below = _below_maximum(q_values.double())
+    prior = _log_prior(below, None if log_prior is None else log_prior.double())
     widest = float(-below.min())
     floor = max(widest * _SMALLEST_RELATIVE_TEMPERATURE, _SMALLEST_TEMPERATURE)
 
     temperature = floor
-    if widest > 0.0 and _kl_and_slope(below, floor)[0] > epsilon:
+    if widest > 0.0 and _kl_and_slope(below, prior, floor)[0] > epsilon:
         # d KL / d log eta = -variance(Q / eta) >= -(range / 2 eta)^2, hence KL <= range^2 / 8 eta^2.
         low, high = math.log(floor), math.log(widest / math.sqrt(8.0 * epsilon)) + 1e-6
         # For nearly equal weights KL = variance(Q) / 2 eta^2.
@@ -101,7 +122,7 @@ def solve_temperature(q_values: Tensor, epsilon: float) -> Tensor:
         guess = 0.5 * math.log(variance / (2.0 * epsilon)) if variance > 0.0 else high
         log_temperature = min(max(guess, low), high)
         for _ in range(100):
-            kl, slope = _kl_and_slope(below, math.exp(log_temperature))
+            kl, slope = _kl_and_slope(below, prior, math.exp(log_temperature))
             error = kl - epsilon
             if abs(error) <= 1e-10 * epsilon or high - low < 1e-13:
                 break
@@ -161,9 +182,11 @@ def out_of_bounds_cost(actions: Tensor) -> Tensor:
     return -torch.linalg.vector_norm(actions - actions.clamp(-1.0, 1.0), dim=-1)
 
 
-def kl_to_uniform(weights: Tensor) -> Tensor:
-    """KL of each state's weights to the uniform ones: ``[N, B]`` to ``[B]``."""
-    return torch.special.xlogy(weights, weights * len(weights)).sum(dim=0)
+def kl_to_prior(weights: Tensor, log_prior: Tensor | None = None) -> Tensor:
+    """KL of each state's weights to the prior, by default the uniform one: ``[N, B]`` to ``[B]``."""
+    if log_prior is None:
+        return torch.special.xlogy(weights, weights * len(weights)).sum(dim=0)
+    return (torch.special.xlogy(weights, weights) - weights * log_prior).sum(dim=0)
 
 
 def effective_sample_size(weights: Tensor) -> Tensor:

@@ -22,6 +22,14 @@ from rerpi_rllib.experiments.settings import (
     updates,
 )
 
+# Each KL that may be bounded: its name on the display, and what is shown beside it.
+_KLS = {
+    "kl_mu": ("KL of mean", "multiplier", "alpha_mu"),
+    "kl_sigma": ("KL of covariance", "multiplier", "alpha_sigma"),
+    "kl_mixture": ("KL of mixture", "multiplier", "alpha_mixture"),
+    "kl_pi": ("KL of policy", "multiplier", "alpha_pi"),
+    "kl_nonparametric": ("KL of weights", "temperature", "temperature"),
+}
 _BARS = "▁▂▃▄▅▆▇█"
 _SECONDS_BETWEEN_LINES = 30.0
 
@@ -116,9 +124,8 @@ class TrainingDisplay(Callback):
     def _return(self) -> str:
         return f"{self._returns[-1]:.1f}" if self._returns else "(no episode has ended yet)"
 
-    def _kl(self, metrics: Mapping[str, float], name: str) -> str:
-        value, bound = metrics.get(name, math.nan), self._bounds[name]
-        return f"{value:.2e} of {bound:.0e}"
+    def _kl(self, metrics: Mapping[str, float], name: str, bound: float) -> str:
+        return f"{metrics.get(name, math.nan):.2e} of {bound:.0e}"
 
     def _table(self, result: Mapping[str, Any]) -> Group:
         metrics = learner_metrics(result)
@@ -137,27 +144,15 @@ class TrainingDisplay(Callback):
         table.add_row(
             dim("updates"), f"{updates(result):,}", dim("speed"), f"{updates_per_second:.0f}/s"
         )
+        for name, bound in self._bounds.items():
+            label, beside, beside_name = _KLS[name]
+            table.add_row(dim(label), self._kl(metrics, name, bound), dim(beside), value(beside_name))
         table.add_row(
-            dim("KL of mean"),
-            self._kl(metrics, "kl_mu"),
-            dim("multiplier"),
-            value("alpha_mu"),
-        )
-        table.add_row(
-            dim("KL of covariance"),
-            self._kl(metrics, "kl_sigma"),
-            dim("multiplier"),
-            value("alpha_sigma"),
-        )
-        table.add_row(
-            dim("KL of weights"),
-            self._kl(metrics, "kl_nonparametric"),
-            dim("temperature"),
-            value("temperature"),
-        )
-        table.add_row(
-            dim("stddev"),
-            value("policy_stddev_mean"),
+            *(
+                (dim("entropy"), value("policy_entropy"))
+                if "policy_entropy" in metrics
+                else (dim("stddev"), value("policy_stddev_mean"))
+            ),
             dim("Q"),
             value("q_mean"),
         )
@@ -182,7 +177,11 @@ class TrainingDisplay(Callback):
             f"{_clock(result['time_total_s'])}  env steps {env_steps(result):,} "
             f"({steps_per_second:.0f}/s)  updates {updates(result):,} "
             f"({updates_per_second:.0f}/s)  return {self._return()}  "
-            f"kl_mu {self._kl(metrics, 'kl_mu')}  kl_sigma {self._kl(metrics, 'kl_sigma')}  "
-            f"temperature {metrics.get('temperature', math.nan):.3g}  "
+            + "".join(
+                f"{name} {self._kl(metrics, name, bound)}  "
+                for name, bound in self._bounds.items()
+                if name != "kl_nonparametric"
+            )
+            + f"temperature {metrics.get('temperature', math.nan):.3g}  "
             f"left {self._time_left(result) if self._stop else 'until Ctrl-C'}"
         )

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.rl_module import RLModule
 
 from rerpi_rllib import envs
@@ -27,7 +28,7 @@ def evaluate(
         raise ValueError(f"--episodes {episodes} is not allowed: it must be at least 1.")
     checkpoint = newest_checkpoint(checkpoint)
     state = config_state(checkpoint)
-    policy = RLModule.from_checkpoint(module_path(checkpoint)).nets.policy
+    module = RLModule.from_checkpoint(module_path(checkpoint))
     env = envs.make(state["env"], render=video is not None, **state["env_config"])
     torch.manual_seed(seed)
     returns, lengths = [], []
@@ -39,7 +40,7 @@ def evaluate(
             while not done:
                 if frames and episode == 0:
                     frames.add(env.render())
-                action = _act(policy, observation, stochastic)
+                action = _act(module, observation, stochastic)
                 observation, reward, terminated, truncated, _ = env.step(
                     _to_env_units(action, env.action_space)
                 )
@@ -61,14 +62,14 @@ def evaluate(
 
 
 @torch.no_grad()
-def _act(policy: torch.nn.Module, observation: np.ndarray, stochastic: bool) -> np.ndarray:
-    gaussian = policy(torch.as_tensor(observation)[None])
-    return (gaussian.sample(1)[0, 0] if stochastic else gaussian.mean[0]).numpy()
+def _act(module: RLModule, observation: np.ndarray, stochastic: bool) -> np.ndarray:
+    forward = module.forward_exploration if stochastic else module.forward_inference
+    return forward({Columns.OBS: torch.as_tensor(observation)[None]})[Columns.ACTIONS][0].numpy()
 
 
 def _to_env_units(action: np.ndarray, space: Any) -> np.ndarray:
     """The policy's ``[-1, 1]`` to the environment's bounds, as RLlib does while training."""
-    if not space.is_bounded():
+    if not isinstance(space, gym.spaces.Box) or not space.is_bounded():
         return action
     action = space.low + (np.clip(action, -1.0, 1.0) + 1.0) * (space.high - space.low) / 2.0
     return np.clip(action, space.low, space.high).astype(space.dtype)

@@ -19,11 +19,16 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
 )
 
-from rerpi_rllib import RERPIConfig, envs
+from rerpi_rllib import DDPGConfig, MPOConfig, RERPIConfig, SVG0Config, envs
 from rerpi_rllib.algorithm.rerpi import NUM_UPDATES_LIFETIME
 from rerpi_rllib.algorithm.rl_module import check_spaces
 
-ALGORITHMS: dict[str, type[RERPIConfig]] = {"RERPI": RERPIConfig}
+ALGORITHMS: dict[str, type[RERPIConfig]] = {
+    "RERPI": RERPIConfig,
+    "MPO": MPOConfig,
+    "SVG0": SVG0Config,
+    "DDPG": DDPGConfig,
+}
 PRESETS = ("compact",)
 DEFAULT_ENV = "dm_control/cartpole-swingup-v0"
 
@@ -149,7 +154,7 @@ class RunSettings:
     def _check_env(self, config: RERPIConfig) -> None:
         env = envs.make(self.env, **config.env_config)
         try:
-            check_spaces(env.observation_space, env.action_space)
+            check_spaces(env.observation_space, env.action_space, config.policy)
         except ValueError as error:
             raise ValueError(f"{self.env}: {error}") from None
         finally:

@@ -94,7 +94,7 @@ def update_seconds(config: RERPIConfig) -> float:
     batch = {
         "obs": torch.randn(rows[0], *(n + 1 for n in length), sizes[0]),
         "new_obs": torch.randn(*rows, sizes[0]),
-        "actions": torch.randn(*rows, sizes[1]),
+        "actions": torch.zeros(*rows, 1 if config.policy == "categorical" else sizes[1]),
         "rewards": torch.randn(rows),
         "terminateds": torch.zeros(rows),
         "action_logp": torch.zeros(rows),
@@ -107,6 +107,15 @@ def update_seconds(config: RERPIConfig) -> float:
         rerpi_loss(nets, batch, settings)[0].backward()
         best = min(best, time.perf_counter() - started)
     return best
+
+
+def _bounds(config: RERPIConfig) -> dict[str, float]:
+    """The KLs that this configuration bounds, by the names of their metrics."""
+    loss = LossSettings(**config.model_config["loss"])
+    bounds = {f"kl_{part}": epsilon for part, epsilon in loss.epsilons.items()}
+    if loss.weighting == "exponential" and loss.fit != "value_gradient":
+        bounds["kl_nonparametric"] = loss.epsilon
+    return bounds
 
 
 def has_no_gpu(config: RERPIConfig) -> bool:
@@ -166,11 +175,7 @@ def train(
     display = TrainingDisplay(
         f"{settings.algo} on {settings.env}",
         settings.stop,
-        {
-            "kl_mu": config.epsilon_mu,
-            "kl_sigma": config.epsilon_sigma,
-            "kl_nonparametric": config.epsilon,
-        },
+        _bounds(config),
         quiet,
     )
 

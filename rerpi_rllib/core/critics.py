@@ -1,0 +1,178 @@
+"""Q-functions: one network or two, each with a scalar or a distributional output."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rerpi_rllib.core.layers import after_first_layer
+
+
+class Head(nn.Module):
+    """What a critic's outputs ``[..., size]`` mean, and how they are fitted to targets."""
+
+    size: int
+
+    @abstractmethod
+    def value(self, outputs: Tensor) -> Tensor:
+        """The expected return, ``[...]``."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Scalar; ``outputs`` ``[B, size]``, ``targets`` ``[B]``, or ``[B, T]`` for quantiles."""
+
+
+class ScalarHead(Head):
+    """The expected return itself, by squared error: the paper's."""
+
+    size = 1
+
+    def value(self, outputs: Tensor) -> Tensor:
+        return outputs.squeeze(-1)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.squeeze(-1) - targets).square().mean()
+
+
+class CategoricalHead(Head):
+    """Probabilities of evenly spaced returns, by cross-entropy to two-hot targets.
+
+    A target becomes the two neighbouring atoms that average to it; beyond the range it counts as the
+    last atom.
+    """
+
+    atoms: Tensor
+
+    def __init__(self, low: float, high: float, num_atoms: int) -> None:
+        super().__init__()
+        self.size = num_atoms
+        self.register_buffer("atoms", torch.linspace(low, high, num_atoms))
+
+    def value(self, outputs: Tensor) -> Tensor:
+        return outputs.softmax(dim=-1) @ self.atoms
+
+    def two_hot(self, targets: Tensor) -> Tensor:
+        """``[B]`` to ``[B, size]``."""
+        low, high = self.atoms[0], self.atoms[-1]
+        position = (targets.clamp(low, high) - low) / (high - low) * (self.size - 1)
+        lower = position.floor().clamp(max=self.size - 2)
+        share = (position - lower).unsqueeze(-1)
+        index = lower.long().unsqueeze(-1)
+        encoded = torch.zeros((*targets.shape, self.size), dtype=targets.dtype, device=targets.device)
+        return encoded.scatter(-1, index, 1.0 - share).scatter(-1, index + 1, share)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return -(self.two_hot(targets) * outputs.log_softmax(dim=-1)).sum(dim=-1).mean()
+
+
+class QuantileHead(Head):
+    """Quantiles of the return at the midpoints of equal shares, by quantile Huber regression."""
+
+    levels: Tensor
+
+    def __init__(self, num_atoms: int) -> None:
+        super().__init__()
+        self.size = num_atoms
+        self.register_buffer("levels", (torch.arange(num_atoms) + 0.5) / num_atoms)
+
+    def value(self, outputs: Tensor) -> Tensor:
+        return outputs.mean(dim=-1)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if targets.dim() == 1:
+            targets = targets.unsqueeze(-1)
+        errors = targets.unsqueeze(-2) - outputs.unsqueeze(-1)  # [B, size, T]
+        tilt = (self.levels.unsqueeze(-1) - (errors.detach() < 0.0).to(errors.dtype)).abs()
+        huber = functional.huber_loss(errors, torch.zeros_like(errors), reduction="none")
+        return (tilt * huber).mean(dim=-1).sum(dim=-1).mean()
+
+
+class CriticNetwork(nn.Module):
+    """State and action to a head's outputs."""
+
+    def __init__(
+        self, observation_size: int, action_size: int, layers: Sequence[int], outputs: int
+    ) -> None:
+        super().__init__()
+        # One linear layer on (s, a), kept in two parts and initialised as one.
+        self.first_state = nn.Linear(observation_size, layers[0])
+        self.first_action = nn.Linear(action_size, layers[0], bias=False)
+        bound = 1.0 / math.sqrt(observation_size + action_size)
+        for parameter in (*self.first_state.parameters(), *self.first_action.parameters()):
+            nn.init.uniform_(parameter, -bound, bound)
+        self.body = after_first_layer(layers)
+        self.output = nn.Linear(layers[-1], outputs)
+
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        # The state's half of the first layer is computed once for all of a state's actions.
+        hidden = self.first_state(observations) + self.first_action(actions)
+        return self.output(self.body(hidden))
+
+
+class Critic(nn.Module):
+    """Q(s, a): the smallest value of ``num_critics`` networks.
+
+    Sees actions as the environment does: clipped to ``[-1, 1]`` if it has bounds.
+    """
+
+    def __init__(
+        self,
+        observation_size: int,
+        action_size: int,
+        layers: Sequence[int],
+        *,
+        clip_actions: bool,
+        tanh_observations: bool = False,
+        kind: str = "scalar",
+        num_critics: int = 1,
+        num_atoms: int = 51,
+        value_range: tuple[float, float] = (-150.0, 150.0),
+    ) -> None:
+        super().__init__()
+        self.clip_actions, self.tanh_observations = clip_actions, tanh_observations
+        self.head: Head
+        if kind == "scalar":
+            self.head = ScalarHead()
+        elif kind == "categorical":
+            self.head = CategoricalHead(*value_range, num_atoms)
+        else:
+            self.head = QuantileHead(num_atoms)
+        self.networks = nn.ModuleList(
+            CriticNetwork(observation_size, action_size, layers, self.head.size)
+            for _ in range(num_critics)
+        )
+
+    @property
+    def learns_from_atoms(self) -> bool:
+        """Whether targets are samples of the return instead of its expectation."""
+        return isinstance(self.head, QuantileHead)
+
+    def _outputs(self, observations: Tensor, actions: Tensor) -> list[Tensor]:
+        if self.clip_actions:
+            actions = actions.clamp(-1.0, 1.0)
+        if self.tanh_observations:
+            observations = observations.tanh()
+        return [network(observations, actions) for network in self.networks]
+
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """``observations`` ``[B, O]`` and ``actions`` ``[..., B, D]`` to ``[..., B]``."""
+        values = [self.head.value(outputs) for outputs in self._outputs(observations, actions)]
+        return values[0] if len(values) == 1 else torch.stack(values).amin(dim=0)
+
+    def atoms(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Quantiles of the return, ``[..., B, size]``, of the network with the smallest value."""
+        outputs = torch.stack(self._outputs(observations, actions))
+        smallest = self.head.value(outputs).argmin(dim=0, keepdim=True).unsqueeze(-1)
+        return outputs.take_along_dim(smallest, dim=0).squeeze(0)
+
+    def loss(self, observations: Tensor, actions: Tensor, targets: Tensor) -> Tensor:
+        """Each network against the same targets."""
+        losses = [
+            self.head.loss(outputs, targets) for outputs in self._outputs(observations, actions)
+        ]
+        return torch.stack(losses).sum()
