@@ -52,26 +52,28 @@ def ray_session():
     ray.shutdown()
 
 
+# Settings that train in moments.
+SMALL = {
+    "policy_layers": [16, 16],
+    "critic_layers": [16, 16],
+    "train_batch_size": 32,
+    "replay_capacity": 10_000,
+    "num_action_samples": 5,
+    "num_steps_sampled_before_learning_starts": 100,
+    "target_update_period": 20,
+    "updates_per_env_step": 0.5,
+}
+
+
 def tiny_config(**training):
     """A configuration that trains in moments; synchronous unless told otherwise."""
     from rerpi_rllib import RERPIConfig
 
-    settings = {
-        "policy_layers": [16, 16],
-        "critic_layers": [16, 16],
-        "train_batch_size": 32,
-        "replay_capacity": 10_000,
-        "num_action_samples": 5,
-        "num_steps_sampled_before_learning_starts": 100,
-        "target_update_period": 20,
-        "updates_per_env_step": 0.5,
-        **training,
-    }
     return (
         RERPIConfig()
         .environment("Pendulum-v1")
         .env_runners(num_env_runners=0)
-        .training(**settings)
+        .training(**{**SMALL, **training})
         .reporting(min_sample_timesteps_per_iteration=200)
         .debugging(seed=3)
     )

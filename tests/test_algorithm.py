@@ -6,10 +6,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import METRICS, tiny_config
-from ray.tune.registry import register_env
+from conftest import METRICS, SMALL, tiny_config
+from ray.tune.registry import get_trainable_cls, register_env
 
-from rerpi_rllib import RERPI
+from rerpi_rllib import RERPI, DDPGConfig, MPOConfig, SVG0Config
 from rerpi_rllib.algorithm.rate_limiter import RateLimiter
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -53,11 +53,55 @@ def test_metrics_are_there_and_finite(temperature_solver, per_dimension_kl):
         {"policy_evaluation": "retrace", "sequence_length": 8, "weighting": "ranking"},
         {"fit": "coupled", "weighting": "identity"},
         {"fit": "unconstrained", "temperature_solver": "adam", "epsilon_penalty": 1e-3},
+        {"policy": "full_gaussian", "critic": "categorical"},
+        {"policy": "mixture", "critic": "quantile", "num_critics": 2},
+        {"policy": "deterministic", "fit": "coupled"},
     ],
 )
 def test_other_ways_of_doing_the_three_steps(settings):
     metrics = _learner_metrics(_run(tiny_config(**settings), 1)[0])
     assert all(np.isfinite(metrics[name]) for name in ("critic_loss", "policy_loss", "kl_mu"))
+
+
+@pytest.mark.parametrize("name", ["MPO", "SVG0", "DDPG"])
+def test_baselines_by_name(name):
+    """As Tune makes them: from the name and the settings that differ."""
+    algorithm = get_trainable_cls(name)
+    config = algorithm.get_default_config().update_from_dict(
+        {**SMALL, "env": "Pendulum-v1", "num_env_runners": 0}
+    )
+    assert config.algo_class is algorithm
+    metrics = _learner_metrics(_run(config, 1)[0])
+    assert all(np.isfinite(metrics[name]) for name in ("critic_loss", "policy_loss", "kl_mu"))
+    assert ("alpha_pi" in metrics) == (name == "MPO")
+    assert ("temperature" in metrics) == (name == "MPO")
+
+
+def test_baselines_are_the_papers():
+    mpo, svg, ddpg = MPOConfig(), SVG0Config(), DDPGConfig()
+    assert mpo.fit == "coupled"
+    assert svg.entropy_weight == 1e-3 and svg.tanh_mean and svg.min_stddev**2 == pytest.approx(0.1)
+    assert ddpg.lr == 1e-4 and ddpg.tanh_mean and ddpg.tanh_observations
+    assert ddpg.initial_stddev == 0.3 and ddpg.policy == "deterministic"
+    for config in (mpo, svg, ddpg):
+        config.copy().environment("Pendulum-v1").validate()
+        type(config).compact().environment("Pendulum-v1").validate()
+
+
+def test_discrete_actions():
+    config = tiny_config(policy="categorical").environment("CartPole-v1")
+    algo = config.build_algo()
+    try:
+        result = algo.train()
+        metrics = _learner_metrics(result)
+        assert np.isfinite(metrics["kl_pi"]) and 0.0 < metrics["policy_entropy"] <= np.log(2)
+        actions = algo.replay.sample(64)["actions"]
+        assert actions.shape == (64, 1) and set(np.unique(actions)) == {0.0, 1.0}
+        module = algo.get_module()
+        greedy = module.forward_inference({"obs": torch.zeros(3, 4)})["actions"]
+        assert greedy.shape == (3,) and greedy.dtype == torch.int64
+    finally:
+        algo.stop()
 
 
 def test_retrace_on_two_learners():

@@ -10,16 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import SMALL
 
 ROOT = Path(__file__).parents[1]
 RLLIB = [sys.executable, "-c", "from rerpi_rllib.cli import main; main()"]
-TINY = {
-    "policy_layers": [16, 16],
-    "critic_layers": [16, 16],
-    "train_batch_size": 32,
-    "num_steps_sampled_before_learning_starts": 100,
-    "updates_per_env_step": 0.5,
-}
 
 
 def _rllib(*arguments, cwd=ROOT, timeout=300):
@@ -34,7 +28,7 @@ def run(tmp_path_factory):
     storage = tmp_path_factory.mktemp("storage")
     done = _rllib(
         *("train", "--algo", "RERPI", "--env", "Pendulum-v1", "--seed", 1, "--name", "pendulum"),
-        *("--config", json.dumps(TINY), "--set", "epsilon_mu=1e-3", "--num-env-runners", 0),
+        *("--config", json.dumps(SMALL), "--set", "epsilon_mu=1e-3", "--num-env-runners", 0),
         *("--stop", '{"env_steps": 1000}', "--storage-path", storage),
     )
     assert done.returncode == 0, done.stderr
@@ -91,7 +85,7 @@ def test_interrupt_ends_with_a_checkpoint(tmp_path):
     process = subprocess.Popen(
         [
             *(*RLLIB, "train", "--algo", "RERPI", "--env", "Pendulum-v1", "--name", "x"),
-            *("--config", json.dumps(TINY), "--storage-path", str(tmp_path)),
+            *("--config", json.dumps(SMALL), "--storage-path", str(tmp_path)),
             *("--set", "min_time_s_per_iteration=1"),
         ],
         stdout=subprocess.PIPE,

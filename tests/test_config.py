@@ -59,6 +59,16 @@ def test_defaults_are_the_papers():
         ("critic_layers", [256, 0]),
         ("initial_stddev", 0.0),
         ("gamma", 1.1),
+        ("policy", "beta"),
+        ("critic", "expectile"),
+        ("num_critics", 3),
+        ("num_atoms", 1),
+        ("value_range", (1.0, 0.0)),
+        ("value_range", 5),
+        ("epsilon_mixture", 0.0),
+        ("num_mixture_components", 0),
+        ("entropy_weight", -1.0),
+        ("tanh_mean", 1),
     ],
 )
 def test_a_wrong_value_is_named(key, value):
@@ -80,7 +90,12 @@ def test_batch_must_fit_into_the_replay():
     [
         ({"policy_evaluation": "retrace", "sequence_length": 7}, "multiple"),
         ({"policy_evaluation": "nstep", "n_step": 9, "sequence_length": 8}, "n_step=9"),
-        ({"per_dimension_kl": True, "fit": "coupled"}, "per_dimension_kl=True"),
+        ({"per_dimension_kl": True, "fit": "coupled"}, "per_dimension_kl=True.*fit='coupled'"),
+        ({"per_dimension_kl": True, "policy": "full_gaussian"}, "per_dimension_kl=True"),
+        ({"fit": "value_gradient", "policy": "mixture"}, "'gaussian' or 'full_gaussian' or 'det"),
+        ({"policy_evaluation": "retrace", "policy": "deterministic"}, "policy='deterministic'"),
+        ({"policy_evaluation": "retrace", "critic": "quantile"}, "'scalar' or 'categorical'"),
+        ({"min_stddev": 0.5}, "min_stddev=0.5"),
         ({"epsilon_penalty": 1e-3, "weighting": "identity"}, "epsilon_penalty"),
     ],
 )

@@ -25,7 +25,7 @@ from rerpi_rllib.algorithm.rl_module import check_spaces
 )
 def test_observations_are_one_float32_vector(env_id, size):
     env = envs.make(env_id)
-    check_spaces(env.observation_space, env.action_space)
+    check_spaces(env.observation_space, env.action_space, "gaussian")
     first, _ = env.reset(seed=1)
     again, _ = env.reset(seed=1)
     observation, *_ = env.step(env.action_space.sample())
@@ -93,7 +93,14 @@ def test_rendered_task_without_a_renderer_says_so():
 )
 def test_action_spaces_that_do_not_work(space, words):
     with pytest.raises(ValueError, match=f"action space.*{words}"):
-        check_spaces(gym.spaces.Box(-1, 1, (3,)), space)
+        check_spaces(gym.spaces.Box(-1, 1, (3,)), space, "gaussian")
+
+
+@pytest.mark.parametrize("space", [gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(3, start=1)])
+def test_action_spaces_that_a_categorical_policy_refuses(space):
+    with pytest.raises(ValueError, match="action space is .*categorical.*Discrete that starts at 0"):
+        check_spaces(gym.spaces.Box(-1, 1, (3,)), space, "categorical")
+    check_spaces(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(3), "categorical")
 
 
 class _Camera(gym.Env):

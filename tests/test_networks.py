@@ -7,9 +7,11 @@ import torch
 from conftest import METRICS
 
 from rerpi_rllib import RERPIConfig
+from rerpi_rllib.core.critics import CategoricalHead, QuantileHead
 from rerpi_rllib.core.losses import LossSettings, _td0_targets, _window_targets, rerpi_loss
 from rerpi_rllib.core.multipliers import Multiplier
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.policies import POLICIES
 
 
 def _nets(policy=None, critic=None, **kwargs):
@@ -252,3 +254,157 @@ def test_the_fit_holds_its_bounds():
     kl_mu, kl_sigma = torch.tensor(logged[-500:]).mean(0).tolist()
     assert 0.7 * 1e-2 < kl_mu < 1.3 * 1e-2
     assert 0.7 * 1e-3 < kl_sigma < 1.3 * 1e-3
+
+
+# -- Other policies and critics. --
+
+
+def _family(policy="gaussian", critic="scalar", num_critics=1, **settings):
+    settings = _settings(policy=policy, **settings)
+    nets = _nets(
+        policy={"kind": policy, "num_components": 2},
+        critic={"kind": critic, "num_critics": num_critics, "num_atoms": 11},
+        clip_actions=policy != "categorical",
+        per_dimension_kl=settings.per_dimension_kl,
+        multipliers=settings.multipliers,
+    )
+    return nets, settings
+
+
+def _discrete(batch):
+    actions = torch.randint(3, (*batch["rewards"].shape, 1)).float()
+    return {**batch, "actions": actions}
+
+
+@pytest.mark.parametrize("critic,num_critics", [("scalar", 2), ("categorical", 1), ("quantile", 2)])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("method", ["td0", "nstep", "retrace"])
+def test_every_policy_with_every_critic(policy, critic, num_critics, method):
+    if method == "retrace" and (policy == "deterministic" or critic == "quantile"):
+        with pytest.raises(ValueError, match="is not allowed with"):
+            RERPIConfig().environment("Pendulum-v1").training(
+                policy=policy, critic=critic, policy_evaluation=method
+            ).validate()
+        return
+    nets, settings = _family(policy, critic, num_critics, policy_evaluation=method)
+    batch = _batch() if method == "td0" else _windows(lengths=[1, 2, 3, 4, 4, 4])
+    loss, metrics = rerpi_loss(nets, _discrete(batch) if policy == "categorical" else batch, settings)
+    loss.backward()
+    assert all(bool(torch.isfinite(value)) for value in metrics.values())
+    for name, parameter in nets.named_parameters():
+        assert (parameter.grad is None) == name.startswith("target_"), name
+    for part in POLICIES[policy].PARTS:
+        assert float(metrics[f"kl_{part}"]) == pytest.approx(0.0, abs=1e-6)
+        assert f"alpha_{part}" in metrics
+
+
+@pytest.mark.parametrize("weighting", ["exponential", "ranking", "identity"])
+@pytest.mark.parametrize("temperature_solver", ["exact", "adam"])
+def test_discrete_actions_are_weighted_by_their_probabilities(weighting, temperature_solver):
+    nets, settings = _family(
+        "categorical", weighting=weighting, temperature_solver=temperature_solver, epsilon=1e-3
+    )
+    with torch.no_grad():
+        for net in (nets.policy, nets.target_policy):
+            net.logits.bias.copy_(torch.tensor([2.0, 0.0, -1.0]))
+    loss, metrics = rerpi_loss(nets, _discrete(_batch()), settings)
+    assert bool(torch.isfinite(loss))
+    if weighting == "exponential" and temperature_solver == "exact":
+        assert float(metrics["kl_nonparametric"]) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_value_of_a_discrete_policy_is_exact():
+    nets, settings = _family("categorical", gamma=1.0)
+    batch = {**_discrete(_batch()), "terminateds": torch.zeros(16)}
+    targets = _td0_targets(nets, batch, settings)
+    probabilities = nets.target_policy(batch["new_obs"]).logits.softmax(-1)
+    every = torch.eye(3)
+    values = sum(
+        probabilities[:, a] * nets.target_critic(batch["new_obs"], every[a].expand(16, 3))
+        for a in range(3)
+    )
+    torch.testing.assert_close(targets, batch["rewards"] + values)
+
+
+def test_actions_of_discrete_policies_are_encoded_and_decoded():
+    policy = _family("categorical")[0].policy
+    actions = torch.tensor([[2.0], [0.0], [1.0]])
+    encoded = policy.encode_actions(actions)
+    assert encoded.tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
+    assert policy.decode_actions(encoded).tolist() == [2, 0, 1]
+
+
+def test_initial_policies_and_limits():
+    obs = torch.randn(32, 5)
+    assert float(_family("deterministic")[0].policy(obs).stddev.max()) == pytest.approx(0.4)
+    means = _family("mixture")[0].policy(obs).mean
+    assert not torch.allclose(means[:, 0], means[:, 1], atol=1e-2)
+    bounded = _nets(policy={"min_stddev": 0.3, "tanh_mean": True}).policy
+    with torch.no_grad():
+        bounded.mean.bias.fill_(50.0)
+        bounded.stddev.bias.fill_(-50.0)
+        limited = bounded(obs)
+    assert float(limited.mean.max()) <= 1.0
+    assert float(limited.stddev.min()) == pytest.approx(0.3)
+
+
+def test_pair_of_critics_gives_the_smaller_value_and_both_learn():
+    critic = _nets(critic={"num_critics": 2}).critic
+    obs, actions = torch.randn(8, 5), torch.rand(4, 8, 3)
+    each = torch.stack([net(obs, actions).squeeze(-1) for net in critic.networks])
+    assert not torch.allclose(each[0], each[1])
+    torch.testing.assert_close(critic(obs, actions), each.amin(0))
+
+
+def test_two_hot_targets():
+    head = CategoricalHead(-10.0, 10.0, 5)
+    targets = torch.tensor([-10.0, -7.5, 0.0, 3.0, 10.0, 99.0, -99.0])
+    encoded = head.two_hot(targets)
+    torch.testing.assert_close(encoded @ head.atoms, targets.clamp(-10, 10))
+    torch.testing.assert_close(encoded.sum(-1), torch.ones(7))
+    assert int((encoded > 0).sum(-1).max()) == 2
+    outputs = (encoded + 1e-9).log()
+    torch.testing.assert_close(head.value(outputs), targets.clamp(-10, 10), atol=1e-4, rtol=0)
+
+
+def test_quantiles_are_learned():
+    torch.manual_seed(0)
+    head, outputs = QuantileHead(5), torch.zeros(1, 5, requires_grad=True)
+    optimizer = torch.optim.Adam([outputs], lr=0.05)
+    samples = 100.0 * torch.rand(1, 10_000)  # Wide, so that the Huber loss is linear.
+    for _ in range(4000):
+        optimizer.zero_grad()
+        head.loss(outputs, samples).backward()
+        optimizer.step()
+    torch.testing.assert_close(
+        outputs.detach()[0], torch.tensor([10.0, 30.0, 50.0, 70.0, 90.0]), atol=2.0, rtol=0
+    )
+    assert float(head.value(outputs)) == pytest.approx(50.0, abs=2.0)
+
+
+@pytest.mark.parametrize("policy", ["gaussian", "full_gaussian", "deterministic"])
+def test_value_gradient_moves_the_policy_along_the_critic_and_leaves_that_alone(policy):
+    nets, settings = _family(policy, fit="value_gradient", entropy_weight=1e-3)
+    batch = _batch(64)
+    optimizer = torch.optim.Adam(nets.policy.parameters(), lr=1e-3)
+
+    def value():
+        with torch.no_grad():
+            return float(nets.critic(batch["obs"], nets.policy(batch["obs"]).mode).mean())
+
+    before = value()
+    for _ in range(100):
+        nets.zero_grad()
+        rerpi_loss(nets, batch, settings)[0].backward()
+        optimizer.step()
+    assert value() > before + 0.01
+    # The critic's gradient is that of its own loss alone.
+    torch.manual_seed(5)
+    nets.zero_grad()
+    rerpi_loss(nets, batch, settings)[0].backward()
+    gradients = [p.grad.clone() for p in nets.critic.parameters()]
+    torch.manual_seed(5)
+    nets.zero_grad()
+    rerpi_loss(nets, batch, settings, improve_policy=False)[0].backward()
+    for a, b in zip(gradients, nets.critic.parameters()):
+        torch.testing.assert_close(a, b.grad)

@@ -86,7 +86,7 @@ class Policy(nn.Module):
             self.mean = _output(hidden, size)
         if kind in ("gaussian", "full_gaussian", "mixture"):
             self.stddev = _output(hidden, size, _before_softplus(initial_stddev - min_stddev))
-        if kind == "full_gaussian":
+        if kind == "full_gaussian" and action_size > 1:
             self.below_diagonal = _output(hidden, action_size * (action_size - 1) // 2)
             rows, columns = torch.tril_indices(action_size, action_size, -1)
             self.register_buffer("_rows", rows, persistent=False)
@@ -127,7 +127,8 @@ class Policy(nn.Module):
             return DiagonalGaussian(mean, stddev)
         if self.kind == "full_gaussian":
             cholesky = torch.diag_embed(stddev)
-            cholesky[..., self._rows, self._columns] = self.below_diagonal(hidden)
+            if self.action_size > 1:
+                cholesky[..., self._rows, self._columns] = self.below_diagonal(hidden)
             return FullGaussian(mean, cholesky)
         shape = (*mean.shape[:-1], self.num_components, self.action_size)
         return GaussianMixture(self.logits(hidden), mean.view(shape), stddev.view(shape))
