@@ -98,7 +98,7 @@ def test_action_spaces_that_do_not_work(space, words):
 
 @pytest.mark.parametrize("space", [gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(3, start=1)])
 def test_action_spaces_that_a_categorical_policy_refuses(space):
-    with pytest.raises(ValueError, match="action space is .*categorical.*Discrete that starts at 0"):
+    with pytest.raises(ValueError, match=r"action space is .*categorical.*Discrete that starts at 0"):
         check_spaces(gym.spaces.Box(-1, 1, (3,)), space, "categorical")
     check_spaces(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(3), "categorical")
 

@@ -60,7 +60,7 @@ class RERPITorchLearner(TorchLearner):
         nets = self.module[module_id].unwrapped().nets
         for name, part, lr, betas in (
             ("critic", nets.critic, config.lr, (0.9, 0.999)),
-            ("policy", nets.policy, config.policy_lr or config.lr, (0.9, 0.999)),
+            ("policy", nets.policy, config.lr, (0.9, 0.999)),
             # A short memory: one large KL must not keep the multipliers slow for a thousand updates.
             ("dual", nets.multipliers, config.dual_lr, (0.9, 0.9)),
         ):

@@ -167,12 +167,28 @@ def plot(
     typer.echo(str(_shown(plot_runs(directories, output))))
 
 
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="landscape or standard-functions.")],
+    output: Annotated[Path, typer.Option(help="The directory of the PNG and CSV files.")] = Path(
+        "figures"
+    ),
+    seeds: Annotated[int, typer.Option(help="Runs of each kind.")] = 5,
+    iterations: Annotated[Optional[int], typer.Option(help="Shorter or longer runs.")] = None,
+) -> None:
+    """Make a figure of the paper from runs of its own."""
+    from rerpi_rllib.experiments.figures import figure as make
+
+    typer.echo(str(_shown(make(name, output, seeds=seeds, iterations=iterations, report=typer.echo))))
+
+
 @app.command("list")
 def list_(
-    what: Annotated[Optional[str], typer.Argument(help="algos, envs or configs.")] = None,
+    what: Annotated[Optional[str], typer.Argument(help="algos, envs, configs or figures.")] = None,
 ) -> None:
-    """Show the algorithms, environments and configurations there are."""
+    """Show the algorithms, environments, configurations and figures there are."""
     from rerpi_rllib import envs
+    from rerpi_rllib.experiments.figures import FIGURES
     from rerpi_rllib.experiments.settings import ALGORITHMS, RunSettings
 
     def configs() -> list[str]:
@@ -182,7 +198,12 @@ def list_(
             lines.append(f"configs/{path.name}: {settings.algo} on {settings.env}")
         return lines
 
-    kinds = {"algos": lambda: list(ALGORITHMS), "envs": envs.list_ids, "configs": configs}
+    kinds = {
+        "algos": lambda: list(ALGORITHMS),
+        "envs": envs.list_ids,
+        "configs": configs,
+        "figures": lambda: list(FIGURES),
+    }
     if what is not None and what not in kinds:
         raise ValueError(f"Unknown kind {what!r}. Allowed: {', '.join(kinds)}.")
     for kind in [what] if what else kinds:

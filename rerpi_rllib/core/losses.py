@@ -100,13 +100,11 @@ def rerpi_loss(
     loss, metrics = critic_loss, {"critic_loss": critic_loss}
     if improve_policy:
         if settings.fit == "value_gradient":
-            improvement_loss, improvement_metrics = _value_gradient_loss(nets, states, settings)
+            policy_loss, policy_metrics = _value_gradient_loss(nets, states, settings)
         else:
-            improvement_loss, improvement_metrics = _improvement_loss(
-                nets, states, settings, move_multipliers
-            )
-        loss = loss + improvement_loss
-        metrics |= improvement_metrics
+            policy_loss, policy_metrics = improvement_loss(nets, states, settings, move_multipliers)
+        loss = loss + policy_loss
+        metrics |= policy_metrics
     return loss, {name: value.detach() for name, value in metrics.items()}
 
 
@@ -174,9 +172,10 @@ def _window_targets(nets: ActorCritic, batch: Mapping[str, Tensor], settings: Lo
 # -- Steps 2 and 3: weight the target policy's actions and fit the online policy to them. --
 
 
-def _improvement_loss(
+def improvement_loss(
     nets: ActorCritic, obs: Tensor, settings: LossSettings, move_multipliers: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and metrics of Steps 2 and 3 at the states ``obs`` ``[B, O]``."""
     with torch.no_grad():
         target = nets.target_policy(obs)
         actions, log_prior = target.candidates(settings.num_action_samples)

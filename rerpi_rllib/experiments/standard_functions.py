@@ -1,0 +1,113 @@
+"""Policy improvement alone, on functions that are known (the paper's section 5.1).
+
+Steps 2 and 3 run as in training, with the true function in the place of the target critic and random
+states in the place of the replay.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+
+from rerpi_rllib import RERPIConfig
+from rerpi_rllib.core.critics import Critic
+from rerpi_rllib.core.losses import LossSettings, improvement_loss
+from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.envs.standard_functions import FUNCTIONS
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is run; the numbers the paper gives are the defaults."""
+
+    function: str
+    dimensions: int
+    fit: str
+    initial_stddev: float
+    initial_mean: float = 0.0
+    iterations: int = 300
+    # The paper counts gradient steps; how often the old policy is replaced it does not say.
+    steps_per_iteration: int = 20
+    epsilon_mu: float = 5.0
+    epsilon_sigma: float = 1e-3
+    epsilon_pi: float = 0.1
+    num_states: int = 100
+    num_actions: int = 10
+    lr: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """The policy after an iteration: over many states, and at the state zero."""
+
+    value: float
+    stddev: float
+    mean_at_zero: Tensor
+    stddev_at_zero: Tensor
+
+
+class _KnownFunction(Critic):
+    """In the place of a critic; there is nothing in it to learn."""
+
+    def __init__(self, name: str) -> None:
+        nn.Module.__init__(self)
+        self.function = FUNCTIONS[name]
+
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        return self.function(observations, actions)
+
+
+def run(problem: Problem, seed: int) -> list[Iteration]:
+    """Improve a policy from a start that every state shares; its state before each iteration."""
+    torch.manual_seed(seed)
+    defaults = RERPIConfig()
+    settings = LossSettings(
+        **{field.name: getattr(defaults, field.name) for field in fields(LossSettings)}
+        | {
+            "fit": problem.fit,
+            "epsilon_mu": problem.epsilon_mu,
+            "epsilon_sigma": problem.epsilon_sigma,
+            "epsilon_pi": problem.epsilon_pi,
+            "num_action_samples": problem.num_actions,
+        }
+    )
+    size = problem.dimensions
+    nets = ActorCritic(
+        size,
+        size,
+        policy={"layers": (50, 50), "initial_stddev": problem.initial_stddev},
+        critic={"layers": (1,)},
+        clip_actions=False,
+        multipliers=settings.multipliers,
+    )
+    nn.init.constant_(nets.policy.mean.bias, problem.initial_mean)
+    function = _KnownFunction(problem.function)
+    nets.critic = nets.target_critic = function
+    optimizers = [
+        torch.optim.Adam(nets.policy.parameters(), lr=problem.lr),
+        torch.optim.Adam(nets.multipliers.parameters(), lr=1e-2, betas=(0.9, 0.9)),
+    ]
+    test_states = 4.0 * torch.rand(1000, size, generator=torch.Generator().manual_seed(0)) - 2.0
+    found = []
+    for _ in range(problem.iterations + 1):
+        with torch.no_grad():
+            policy, at_zero = nets.policy(test_states), nets.policy(torch.zeros(1, size))
+            value = function(test_states, policy.sample(problem.num_actions)).mean()
+            found.append(
+                Iteration(
+                    float(value), float(policy.stddev.mean()), at_zero.mean[0], at_zero.stddev[0]
+                )
+            )
+        nets.target_policy = copy.deepcopy(nets.policy).requires_grad_(False)
+        for _ in range(problem.steps_per_iteration):
+            states = 4.0 * torch.rand(problem.num_states, size) - 2.0
+            loss, _ = improvement_loss(nets, states, settings, move_multipliers=True)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    return found
