@@ -157,7 +157,8 @@ def test_a_failing_environment_is_a_failed_run(tmp_path):
     [
         (["--algo", "RERPY"], ["RERPY", "RERPI"]),
         (["--env", "dm_control/cheetah-rum-v0"], ["cheetah-rum", "dm_control/cheetah-run-v0"]),
-        (["--env", "CartPole-v1"], ["CartPole-v1", "Discrete(2)"]),
+        (["--env", "CartPole-v1"], ["CartPole-v1", "Discrete(2)", "policy='categorical'"]),
+        (["--algo", "SVG0", "--set", "policy=mixture"], ["fit='value_gradient'", "'mixture'"]),
         (["--set", "epsilon=0"], ["epsilon=0", "above 0"]),
         (["--set", "epsilon_nu=1"], ["epsilon_nu", "epsilon_mu"]),
         (["--set", "epsilon"], ["epsilon", "key=value"]),
@@ -186,6 +187,25 @@ def test_wrong_use_is_one_line_and_exit_code_2(arguments, words, tmp_path):
     (line,) = done.stderr.strip().splitlines()
     assert all(word in line for word in words), line
     assert not list(tmp_path.glob("**/checkpoint_*"))
+
+
+def test_baseline_with_discrete_actions(tmp_path):
+    """Another algorithm and another policy, from the command line to the evaluation."""
+    done = _rllib(
+        *("train", "--algo", "MPO", "--env", "CartPole-v1", "--name", "x", "--num-env-runners", 0),
+        *("--config", json.dumps(SMALL), "--set", "policy=categorical", "--quiet"),
+        *("--stop", '{"env_steps": 500}', "--storage-path", tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    played = _rllib("evaluate", tmp_path / "x", "--episodes", 2, "--stochastic", "--json")
+    result = json.loads(played.stdout)
+    assert result["returns"] == [float(n) for n in result["episode_lengths"]]
+
+
+def test_unknown_figure():
+    done = _rllib("figure", "landscpe")
+    assert done.returncode == 2
+    assert "landscpe" in done.stderr and "standard-functions" in done.stderr
 
 
 def _ray_processes() -> set[int]:
