@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -46,7 +46,6 @@ _NONNEGATIVE = _Check("a number of at least 0", lambda v: _is_number(v) and 0 <=
 _BOOLEAN = _Check("True or False", lambda v: isinstance(v, bool))
 _COUNT = _Check("a whole number of at least 1", lambda v: _is_int(v) and v >= 1)
 _NATURAL = _Check("a whole number of at least 0", lambda v: _is_int(v) and v >= 0)
-_NEW_STACK = _Check("True (RLlib's new API stack)", lambda v: v is True)
 _LAYERS = _Check(
     "a list of at least one layer size, each a whole number of at least 1",
     lambda v: isinstance(v, (list, tuple)) and len(v) > 0 and all(_is_int(n) and n > 0 for n in v),
@@ -116,8 +115,6 @@ _CHECKS = {
     ),
     "normalize_actions": _Check("True (the policy works in normalised units)", lambda v: v is True),
     "env_config": _Check("a mapping", lambda v: isinstance(v, dict)),
-    "enable_rl_module_and_learner": _NEW_STACK,
-    "enable_env_runner_and_connector_v2": _NEW_STACK,
     "gamma": _Check("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
 }
 
@@ -397,6 +394,13 @@ class RERPIConfig(AlgorithmConfig):
             )
         if self.num_gpus_per_learner == "auto":
             self.num_gpus_per_learner = _gpus_for_learner(self.num_learners)
+        if self.enable_rl_module_and_learner != self.enable_env_runner_and_connector_v2:
+            self._value_error(
+                "enable_rl_module_and_learner and enable_env_runner_and_connector_v2 must be both "
+                "True (RLlib's new API stack) or both False (the old one)."
+            )
+        if self.uses_old_api_stack:
+            self._check_old_api_stack()
         if not (self.min_time_s_per_iteration or self.min_sample_timesteps_per_iteration):
             # A steady pulse of results; without remote EnvRunners by steps, to be repeatable.
             if self.num_env_runners > 0:
@@ -409,6 +413,21 @@ class RERPIConfig(AlgorithmConfig):
         if isinstance(self.env, str):
             envs.register_with_tune(self.env)
 
+    def _check_old_api_stack(self) -> None:
+        """What the old stack has no learners for, and its own names of the same settings."""
+        if self.num_learners:
+            self._value_error(
+                f"num_learners={self.num_learners} is not allowed on the old API stack: it must be 0."
+            )
+        for key in ("lr", "dual_lr"):
+            if not _is_number(getattr(self, key)):
+                self._value_error(
+                    f"{key}={getattr(self, key)!r} is not allowed on the old API stack: it must be "
+                    "a number."
+                )
+        self.num_gpus = self.num_gpus_per_learner
+        self.train_batch_size = self.total_train_batch_size
+
     @override(AlgorithmConfig)
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         return RLModuleSpec(module_class=RERPITorchRLModule)
@@ -420,36 +439,49 @@ class RERPIConfig(AlgorithmConfig):
     @property
     @override(AlgorithmConfig)
     def _model_config_auto_includes(self) -> dict[str, Any]:
-        loss = {field.name: getattr(self, field.name) for field in fields(LossSettings)}
-        return super()._model_config_auto_includes | {
-            "networks": {
-                "policy": {
-                    "kind": self.policy,
-                    "layers": tuple(self.policy_layers),
-                    "initial_stddev": self.initial_stddev,
-                    "min_stddev": self.min_stddev,
-                    "tanh_mean": self.tanh_mean,
-                    "tanh_observations": self.tanh_observations,
-                    "num_components": self.num_mixture_components,
-                },
-                "critic": {
-                    "kind": self.critic,
-                    "layers": tuple(self.critic_layers),
-                    "num_critics": self.num_critics,
-                    "num_atoms": self.num_atoms,
-                    "value_range": tuple(self.value_range),
-                    "tanh_observations": self.tanh_observations,
-                },
-                "per_dimension_kl": self.per_dimension_kl,
-                "multipliers": LossSettings(**loss).multipliers,
-            },
-            "loss": loss,
-        }
+        return super()._model_config_auto_includes | model_settings(vars(self))
 
     @property
     def steps_per_row(self) -> int:
-        """Steps in a row of a batch: one transition for TD(0), otherwise a window."""
-        return 1 if self.policy_evaluation == "td0" else self.sequence_length
+        return steps_per_row(vars(self))
+
+    @property
+    def uses_old_api_stack(self) -> bool:
+        return not self.enable_env_runner_and_connector_v2
+
+
+def steps_per_row(config: Mapping[str, Any]) -> int:
+    """Steps in a row of a batch: one transition for TD(0), otherwise a window."""
+    return 1 if config["policy_evaluation"] == "td0" else config["sequence_length"]
+
+
+def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of :class:`ActorCritic` and of :class:`LossSettings` from all settings."""
+    loss = {field.name: config[field.name] for field in fields(LossSettings)}
+    return {
+        "networks": {
+            "policy": {
+                "kind": config["policy"],
+                "layers": tuple(config["policy_layers"]),
+                "initial_stddev": config["initial_stddev"],
+                "min_stddev": config["min_stddev"],
+                "tanh_mean": config["tanh_mean"],
+                "tanh_observations": config["tanh_observations"],
+                "num_components": config["num_mixture_components"],
+            },
+            "critic": {
+                "kind": config["critic"],
+                "layers": tuple(config["critic_layers"]),
+                "num_critics": config["num_critics"],
+                "num_atoms": config["num_atoms"],
+                "value_range": tuple(config["value_range"]),
+                "tanh_observations": config["tanh_observations"],
+            },
+            "per_dimension_kl": config["per_dimension_kl"],
+            "multipliers": LossSettings(**loss).multipliers,
+        },
+        "loss": loss,
+    }
 
 
 def _gpus_for_learner(num_learners: int) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow.fs
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.utils.checkpoints import Checkpointable
 
 _ROWS_AT_ONCE = 2**16  # while saving and loading
@@ -89,6 +90,22 @@ class ReplayBuffer(Checkpointable):
             terminated=episode.is_terminated,
             done=episode.is_done,
         )
+
+    def add_batch(self, batch: SampleBatch) -> None:
+        """Store what a worker of the old API stack returns: pieces of episodes, one after another."""
+        for piece in batch.split_by_episode():
+            terminated = bool(piece[SampleBatch.TERMINATEDS][-1])
+            self.add(
+                str(piece[SampleBatch.EPS_ID][0]),
+                observations=np.concatenate(
+                    [piece[SampleBatch.OBS], piece[SampleBatch.NEXT_OBS][-1:]]
+                ),
+                actions=np.reshape(piece[SampleBatch.ACTIONS], (len(piece), -1)),
+                rewards=piece[SampleBatch.REWARDS],
+                log_probs=piece[SampleBatch.ACTION_LOGP],
+                terminated=terminated,
+                done=terminated or bool(piece[SampleBatch.TRUNCATEDS][-1]),
+            )
 
     def add(
         self,

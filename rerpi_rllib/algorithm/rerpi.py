@@ -7,6 +7,7 @@ import re
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,23 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.env_runner import EnvRunner
-from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+from ray.rllib.policy.policy import Policy
+from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     LEARNER_RESULTS,
     LEARNER_UPDATE_TIMER,
+    NUM_AGENT_STEPS_SAMPLED,
+    NUM_AGENT_STEPS_TRAINED,
+    NUM_ENV_STEPS_SAMPLED,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_ENV_STEPS_TRAINED,
     SAMPLE_TIMER,
     SYNCH_WORKER_WEIGHTS_TIMER,
     TIMERS,
 )
+from ray.rllib.utils.metrics.learner_info import LEARNER_STATS_KEY
 
 from rerpi_rllib.algorithm.config import RERPIConfig
 from rerpi_rllib.algorithm.learner import learner_threads
@@ -46,13 +53,16 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 _MAX_FAILURES_IN_A_ROW = 3
 
 
-def _sample_and_get_metrics(env_runner: EnvRunner) -> tuple[list, dict] | str:
+def _sample_and_get_metrics(env_runner: EnvRunner) -> tuple[Any, dict | None] | str:
     """A fragment and its metrics, or what went wrong in the environment."""
     try:
-        return env_runner.sample(), env_runner.get_metrics()
+        samples = env_runner.sample()
+        # RLlib itself asks the old stack's workers for their metrics, once an iteration.
+        return samples, env_runner.get_metrics() if isinstance(samples, list) else None
     except Exception:
         failure = traceback.format_exc()
-        env_runner.make_env()
+        if hasattr(env_runner, "make_env"):  # The old stack's workers cannot go on.
+            env_runner.make_env()
         return failure
 
 
@@ -67,6 +77,14 @@ class RERPI(Algorithm):
     @override(Algorithm)
     def get_default_config(cls) -> RERPIConfig:
         return RERPIConfig()
+
+    @classmethod
+    @override(Algorithm)
+    def get_default_policy_class(cls, config: RERPIConfig) -> type[Policy] | None:
+        """The policy of RLlib's old API stack."""
+        from rerpi_rllib.algorithm.torch_policy import RERPITorchPolicy
+
+        return RERPITorchPolicy
 
     @override(Algorithm)
     def setup(self, config: RERPIConfig) -> None:
@@ -85,6 +103,7 @@ class RERPI(Algorithm):
         )
         self._seconds_per_update = 0.0
         self._failures_in_a_row = 0
+        self._old_stack_results: dict[str, Any] | None = None
         # The learner works in a thread of its own, so that meanwhile the samples keep coming in.
         self._learner_thread = ThreadPoolExecutor(
             1, initializer=torch.set_num_threads, initargs=(learner_threads(self.config),)
@@ -93,7 +112,7 @@ class RERPI(Algorithm):
             logger.warning("No GPU for the learner: it runs on the CPU.")
 
     @override(Algorithm)
-    def training_step(self) -> None:
+    def training_step(self) -> dict[str, Any] | None:
         """Gather what the EnvRunners have, learn as much as is due, send the new weights out."""
         with self.metrics.log_time((TIMERS, SAMPLE_TIMER)):
             # With updates to make there is no waiting for the environments.
@@ -106,8 +125,10 @@ class RERPI(Algorithm):
         if self._limiter.updates:
             with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
                 self.env_runner_group.sync_weights(
-                    from_worker_or_learner_group=self.learner_group, inference_only=True
+                    from_worker_or_learner_group=self.learner_group,
+                    inference_only=self.learner_group is not None,
                 )
+        return self._old_stack_results
 
     @property
     def _is_asynchronous(self) -> bool:
@@ -133,11 +154,18 @@ class RERPI(Algorithm):
                 self._note_failure(result)
                 continue
             self._failures_in_a_row = 0
-            episodes, metrics = result
-            for episode in episodes:
-                self.replay.add_episode(episode)
-                self._limiter.env_steps += len(episode)
-            self.metrics.aggregate([metrics], key=ENV_RUNNER_RESULTS)
+            samples, metrics = result
+            if self.config.uses_old_api_stack:
+                self.replay.add_batch(samples.as_multi_agent().policy_batches[DEFAULT_POLICY_ID])
+                steps = samples.count
+                self._counters[NUM_ENV_STEPS_SAMPLED] += steps
+                self._counters[NUM_AGENT_STEPS_SAMPLED] += steps
+            else:
+                for episode in samples:
+                    self.replay.add_episode(episode)
+                steps = sum(map(len, samples))
+                self.metrics.aggregate([metrics], key=ENV_RUNNER_RESULTS)
+            self._limiter.env_steps += steps
         if self._is_asynchronous and results:
             self._request_samples()
 
@@ -145,7 +173,8 @@ class RERPI(Algorithm):
         """One failure, and the environment is built anew; several in a row end the run."""
         self._failures_in_a_row += 1
         logger.warning("An environment failed and is built anew:\n%s", failure)
-        if self._failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
+        allowed = 1 if self.config.uses_old_api_stack else _MAX_FAILURES_IN_A_ROW
+        if self._failures_in_a_row >= allowed:
             # RLlib raises an error of its own, without a message, from the one that tells something.
             told = re.findall(r"^\w[\w.]*(?:Error|Exception): .+$", failure, re.MULTILINE)
             raise RuntimeError(
@@ -177,22 +206,41 @@ class RERPI(Algorithm):
             batch = self.replay.sample(rows)
         else:
             batch = self.replay.sample_sequences(rows, self.config.sequence_length)
-        learning = self._learner_thread.submit(
-            self.learner_group.update,
-            training_data=TrainingData(
-                batch=MultiAgentBatch({DEFAULT_MODULE_ID: SampleBatch(batch)}, rows)
-            ),
-            timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._limiter.env_steps},
-            minibatch_size=self.config.train_batch_size_per_learner // self.config.steps_per_row,
-        )
+        learning = self._learner_thread.submit(self._update, batch, rows)
         if self._is_asynchronous:
             while not learning.done():
                 self._collect(wait=_SECONDS_BETWEEN_LOOKS)
         results = learning.result()
         self._limiter.updates += updates
         self._seconds_per_update = (time.perf_counter() - started) / updates
-        self.metrics.aggregate(results, key=LEARNER_RESULTS)
-        self.metrics.log_value(NUM_UPDATES_LIFETIME, updates, reduce="lifetime_sum")
+        if self.config.uses_old_api_stack:
+            self._old_stack_results = {DEFAULT_POLICY_ID: results}
+            self._counters[NUM_ENV_STEPS_TRAINED] += results[NUM_AGENT_STEPS_TRAINED]
+            self._counters[NUM_AGENT_STEPS_TRAINED] += results[NUM_AGENT_STEPS_TRAINED]
+        else:
+            self.metrics.aggregate(results, key=LEARNER_RESULTS)
+            self.metrics.log_value(NUM_UPDATES_LIFETIME, updates, reduce="lifetime_sum")
+
+    def _update(self, batch: dict[str, np.ndarray], rows: int) -> Any:
+        """Several updates, in the learners or in the old stack's policy."""
+        if self.config.uses_old_api_stack:
+            return self.get_policy().learn_on_batch(SampleBatch(batch))
+        return self.learner_group.update(
+            training_data=TrainingData(
+                batch=MultiAgentBatch({DEFAULT_MODULE_ID: SampleBatch(batch)}, rows)
+            ),
+            timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._limiter.env_steps},
+            minibatch_size=self.config.train_batch_size_per_learner // self.config.steps_per_row,
+        )
+
+    @override(Algorithm)
+    def _compile_iteration_results_old_api_stack(self, **kwargs: Any) -> dict[str, Any]:
+        """RLlib's results of the old stack, with ours where the new stack has them."""
+        results = super()._compile_iteration_results_old_api_stack(**kwargs)
+        learned = (self._old_stack_results or {}).get(DEFAULT_POLICY_ID, {})
+        results[LEARNER_RESULTS] = {DEFAULT_MODULE_ID: learned.get(LEARNER_STATS_KEY, {})}
+        results[NUM_UPDATES_LIFETIME] = self._limiter.updates
+        return results
 
     @override(Algorithm)
     def cleanup(self) -> None:
@@ -201,22 +249,49 @@ class RERPI(Algorithm):
 
     # -- Checkpoints: what RLlib saves, and the replay and the counters. --
 
-    @override(Algorithm)
-    def get_state(self, components=None, *, not_components=None, **kwargs: Any) -> dict[str, Any]:
-        state = super().get_state(components, not_components=not_components, **kwargs)
-        if self._check_component(REPLAY, components, not_components):
-            state[REPLAY] = self.replay.get_state()
-        state[_LIMITER] = self._limiter.get_state()
-        state[_TIME_TOTAL] = self._time_total
-        return state
+    def _own_state(self) -> dict[str, Any]:
+        return {_LIMITER: self._limiter.get_state(), _TIME_TOTAL: self._time_total}
 
-    @override(Algorithm)
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
+    def _set_own_state(self, state: dict[str, Any]) -> None:
         if _LIMITER in state:
             self._limiter.set_state(state[_LIMITER])
             self._time_total = state[_TIME_TOTAL]
 
     @override(Algorithm)
+    def get_state(self, components=None, *, not_components=None, **kwargs: Any) -> dict[str, Any]:
+        state = super().get_state(components, not_components=not_components, **kwargs)
+        if self._check_component(REPLAY, components, not_components):
+            state[REPLAY] = self.replay.get_state()
+        return state | self._own_state()
+
+    @override(Algorithm)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        self._set_own_state(state)
+
+    @override(Algorithm)
     def get_checkpointable_components(self) -> list:
         return [*super().get_checkpointable_components(), (REPLAY, self.replay)]
+
+    # The old stack's: one pickled state, and the replay beside it.
+
+    @override(Algorithm)
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | self._own_state()
+
+    @override(Algorithm)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._set_own_state(state)
+
+    @override(Algorithm)
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        super().save_checkpoint(checkpoint_dir)
+        if self.config.uses_old_api_stack:
+            self.replay.save_to_path(Path(checkpoint_dir) / REPLAY)
+
+    @override(Algorithm)
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        super().load_checkpoint(checkpoint_dir)
+        if self.config.uses_old_api_stack:
+            self.replay.restore_from_path(Path(checkpoint_dir) / REPLAY)

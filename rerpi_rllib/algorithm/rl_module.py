@@ -11,12 +11,38 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.apis import InferenceOnlyAPI
 from ray.rllib.core.rl_module.torch import TorchRLModule
 
-from rerpi_rllib.core.distributions import Distribution
 from rerpi_rllib.core.losses import LossSettings, rerpi_loss
 from rerpi_rllib.core.networks import ActorCritic
 
 TOTAL_LOSS = "total_loss"
 METRICS = "metrics"
+
+
+def build_networks(
+    observation_space: gym.Space,
+    action_space: gym.Space,
+    model_config: dict[str, Any],
+    inference_only: bool = False,
+) -> ActorCritic:
+    """The networks for these spaces, which are checked first."""
+    check_spaces(observation_space, action_space, model_config["loss"]["policy"])
+    bounded = isinstance(action_space, gym.spaces.Box) and action_space.is_bounded()
+    return ActorCritic(
+        gym.spaces.flatdim(observation_space),
+        gym.spaces.flatdim(action_space),
+        **model_config["networks"],
+        clip_actions=bool(bounded),
+        inference_only=inference_only,
+    )
+
+
+def act(
+    nets: ActorCritic, observations: torch.Tensor, explore: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Actions as the environment has them (before scaling and clipping), and their log-densities."""
+    policy = nets.policy(observations)
+    actions = policy.sample(1)[0] if explore else policy.mode
+    return nets.policy.decode_actions(actions), policy.log_prob(actions)
 
 
 class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
@@ -28,17 +54,11 @@ class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
     """
 
     def setup(self) -> None:
-        check_spaces(self.observation_space, self.action_space, self.model_config["loss"]["policy"])
         self.settings = LossSettings(**self.model_config["loss"])
         # Set by the learner before each update.
         self.improve_policy = self.move_multipliers = True
-        discrete = isinstance(self.action_space, gym.spaces.Discrete)
-        self.nets = ActorCritic(
-            self.observation_space.shape[0],
-            int(self.action_space.n) if discrete else self.action_space.shape[0],
-            **self.model_config["networks"],
-            clip_actions=not discrete and bool(self.action_space.is_bounded()),
-            inference_only=self.inference_only,
+        self.nets = build_networks(
+            self.observation_space, self.action_space, self.model_config, self.inference_only
         )
 
     def get_non_inference_attributes(self) -> list[str]:
@@ -47,18 +67,14 @@ class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
     # Actions are drawn here, since not every distribution of ours is one that RLlib knows.
 
     def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        policy = self.nets.policy(batch[Columns.OBS])
-        return self._actions(policy, policy.mode)
+        return self._act(batch, explore=False)
 
     def _forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        policy = self.nets.policy(batch[Columns.OBS])
-        return self._actions(policy, policy.sample(1)[0])
+        return self._act(batch, explore=True)
 
-    def _actions(self, policy: Distribution, actions: torch.Tensor) -> dict[str, Any]:
-        return {
-            Columns.ACTIONS: self.nets.policy.decode_actions(actions),
-            Columns.ACTION_LOGP: policy.log_prob(actions),
-        }
+    def _act(self, batch: dict[str, Any], explore: bool) -> dict[str, Any]:
+        actions, log_probs = act(self.nets, batch[Columns.OBS], explore)
+        return {Columns.ACTIONS: actions, Columns.ACTION_LOGP: log_probs}
 
     def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         # The loss is computed here, inside the forward pass, because that is what data-parallel

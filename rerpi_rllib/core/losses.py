@@ -1,6 +1,6 @@
 """One learner update's loss: Steps 1, 2 and 3 of the paper on one batch.
 
-Every term moves only its own parameters (the others are detached in it), so one backward pass of
+Every loss moves only its own parameters (the others are detached in it), so one backward pass of
 their sum serves the critic, the policy and the multipliers, each with its own optimizer.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,14 +66,14 @@ class LossSettings:
         return found
 
 
-def rerpi_loss(
+def rerpi_losses(
     nets: ActorCritic,
     batch: Mapping[str, Tensor],
     settings: LossSettings,
     improve_policy: bool = True,
     move_multipliers: bool = True,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The total loss and the metrics of one update.
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The losses and the metrics of one update.
 
     Args:
         nets: online and target networks and multipliers.
@@ -86,26 +87,34 @@ def rerpi_loss(
         move_multipliers: whether Step 3 moves its multipliers too, or the policy alone.
 
     Returns:
-        Scalar loss and a dictionary of detached scalars.
+        Scalar losses by what they move, "critic", "policy" and "dual" (the multipliers), and a
+        dictionary of detached scalars.
     """
-    batch = {**batch, "actions": nets.policy.encode_actions(batch["actions"])}
+    actions = nets.policy.encode_actions(batch["actions"])
+    batch = {**batch, "actions": actions}
     if settings.policy_evaluation == "td0":
-        states, actions = batch["obs"], batch["actions"]
+        states = batch["obs"]
         targets = _td0_targets(nets, batch, settings)
     else:
         steps = batch["loss_mask"]
-        states, actions = batch["obs"][:, :-1][steps], batch["actions"][steps]
+        states, actions = batch["obs"][:, :-1][steps], actions[steps]
         targets = _window_targets(nets, batch, settings)[steps]
-    critic_loss = nets.critic.loss(states, actions, targets)
-    loss, metrics = critic_loss, {"critic_loss": critic_loss}
+    losses = {"critic": nets.critic.loss(states, actions, targets)}
+    metrics = {"critic_loss": losses["critic"]}
     if improve_policy:
         if settings.fit == "value_gradient":
-            policy_loss, policy_metrics = _value_gradient_loss(nets, states, settings)
+            found, found_metrics = _value_gradient_loss(nets, states, settings)
         else:
-            policy_loss, policy_metrics = improvement_loss(nets, states, settings, move_multipliers)
-        loss = loss + policy_loss
-        metrics |= policy_metrics
-    return loss, {name: value.detach() for name, value in metrics.items()}
+            found, found_metrics = improvement_losses(nets, states, settings, move_multipliers)
+        losses |= found
+        metrics |= found_metrics
+    return losses, {name: value.detach() for name, value in metrics.items()}
+
+
+def rerpi_loss(*args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """The sum of :func:`rerpi_losses`, whose gradient is that of each, and the metrics."""
+    losses, metrics = rerpi_losses(*args, **kwargs)
+    return torch.stack(list(losses.values())).sum(), metrics
 
 
 # -- Step 1: policy evaluation. --
@@ -172,10 +181,10 @@ def _window_targets(nets: ActorCritic, batch: Mapping[str, Tensor], settings: Lo
 # -- Steps 2 and 3: weight the target policy's actions and fit the online policy to them. --
 
 
-def improvement_loss(
-    nets: ActorCritic, obs: Tensor, settings: LossSettings, move_multipliers: bool
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss and metrics of Steps 2 and 3 at the states ``obs`` ``[B, O]``."""
+def improvement_losses(
+    nets: ActorCritic, obs: Tensor, settings: LossSettings, move_multipliers: bool = True
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Losses and metrics of Steps 2 and 3 at the states ``obs`` ``[B, O]``."""
     with torch.no_grad():
         target = nets.target_policy(obs)
         actions, log_prior = target.candidates(settings.num_action_samples)
@@ -204,17 +213,15 @@ def improvement_loss(
     # Adam does not see a constant scale, but a multiplier that rises or falls tenfold within a few
     # hundred updates would throw its running averages off, and the policy with them.
     scale = 1.0 / (1.0 + sum(alpha.detach().max() for alpha in alphas.values()))
-    # Zero, not left out: data-parallel learners expect a gradient for every parameter.
-    loss = (
-        scale * (fit.policy_loss + fit.penalty)
-        + float(move_multipliers) * fit.dual_loss
-        + temperature_loss
-    )
+    losses = {"policy": scale * (fit.policy_loss + fit.penalty)}
+    if settings.multipliers:
+        # Zero, not left out: data-parallel learners expect a gradient for every parameter.
+        losses["dual"] = float(move_multipliers) * fit.dual_loss + temperature_loss
     metrics |= {f"alpha_{part}": alpha.mean() for part, alpha in alphas.items()}
     metrics |= {f"kl_{part}": kl for part, kl in fit.kls.items() if kl.dim() == 0}
     metrics |= _change(online, target, settings.per_dimension_kl)
     metrics |= {"policy_loss": fit.policy_loss, "q_mean": q_values.mean()}
-    return loss, metrics
+    return losses, metrics
 
 
 def _change(online, target, per_dimension: bool) -> dict[str, Tensor]:
@@ -276,7 +283,7 @@ def _weights(
 
 def _value_gradient_loss(
     nets: ActorCritic, obs: Tensor, settings: LossSettings
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     online = nets.policy(obs)
     if settings.policy == "deterministic":
         actions = online.mean.unsqueeze(0)
@@ -290,4 +297,4 @@ def _value_gradient_loss(
         loss = loss - settings.entropy_weight * online.entropy().mean()
     with torch.no_grad():
         metrics = _change(online, nets.target_policy(obs), False)
-    return loss, {**metrics, "policy_loss": loss, "q_mean": q_values.mean()}
+    return {"policy": loss}, {**metrics, "policy_loss": loss, "q_mean": q_values.mean()}

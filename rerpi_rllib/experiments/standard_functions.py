@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from rerpi_rllib import RERPIConfig
+from rerpi_rllib.algorithm.updates import make_optimizers
 from rerpi_rllib.core.critics import Critic
-from rerpi_rllib.core.losses import LossSettings, improvement_loss
+from rerpi_rllib.core.losses import LossSettings, improvement_losses
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.envs.standard_functions import FUNCTIONS
 
@@ -86,10 +87,7 @@ def run(problem: Problem, seed: int) -> list[Iteration]:
     nn.init.constant_(nets.policy.mean.bias, problem.initial_mean)
     function = _KnownFunction(problem.function)
     nets.critic = nets.target_critic = function
-    optimizers = [
-        torch.optim.Adam(nets.policy.parameters(), lr=problem.lr),
-        torch.optim.Adam(nets.multipliers.parameters(), lr=1e-2, betas=(0.9, 0.9)),
-    ]
+    optimizers = make_optimizers(nets, problem.lr, defaults.dual_lr).values()
     test_states = 4.0 * torch.rand(1000, size, generator=torch.Generator().manual_seed(0)) - 2.0
     found = []
     for _ in range(problem.iterations + 1):
@@ -104,10 +102,10 @@ def run(problem: Problem, seed: int) -> list[Iteration]:
         nets.target_policy = copy.deepcopy(nets.policy).requires_grad_(False)
         for _ in range(problem.steps_per_iteration):
             states = 4.0 * torch.rand(problem.num_states, size) - 2.0
-            loss, _ = improvement_loss(nets, states, settings, move_multipliers=True)
+            losses, _ = improvement_losses(nets, states, settings)
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            loss.backward()
+            (losses["policy"] + losses["dual"]).backward()
             for optimizer in optimizers:
                 optimizer.step()
     return found

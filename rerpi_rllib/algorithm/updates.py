@@ -1,0 +1,90 @@
+"""What an update does beside its loss; the same on both of RLlib's API stacks."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from rerpi_rllib.core.networks import ActorCritic
+
+_AT_TARGET_UPDATE = "_at_target_update"
+
+# One update on a minibatch, given whether the policy learns and whether the multipliers do.
+Update = Callable[[dict[str, Tensor], bool, bool], Mapping[str, Tensor]]
+
+
+def make_optimizers(
+    nets: ActorCritic, lr: float = 1e-3, dual_lr: float = 1e-3
+) -> dict[str, torch.optim.Adam]:
+    """An Adam for each of critic, policy and multipliers; none for what has no parameters."""
+    optimizers = {}
+    for name, part, rate, betas in (
+        ("critic", nets.critic, lr, (0.9, 0.999)),
+        ("policy", nets.policy, lr, (0.9, 0.999)),
+        # A short memory: one large KL must not keep the multipliers slow for a thousand updates.
+        ("dual", nets.multipliers, dual_lr, (0.9, 0.9)),
+    ):
+        if parameters := list(part.parameters()):
+            optimizers[name] = torch.optim.Adam(parameters, lr=rate, betas=betas, fused=True)
+    return optimizers
+
+
+class Updates:
+    """Counts the updates, decides what each one moves, copies the targets, averages the metrics."""
+
+    def __init__(self, target_update_period: int, policy_update_period: int) -> None:
+        self.count = 0
+        self._target_period, self._policy_period = target_update_period, policy_update_period
+
+    def run(
+        self, nets: ActorCritic, columns: Mapping[str, Tensor], minibatch_size: int, update: Update
+    ) -> dict[str, float]:
+        """One update for every ``minibatch_size`` rows, in order; the means of their metrics."""
+        logged: dict[str, list[Tensor]] = defaultdict(list)
+        for start in range(0, len(columns["rewards"]), minibatch_size):
+            self.count += 1
+            # The bounds are for the policy that is copied. Early in a period the KL is small whatever
+            # the multipliers are, and would pull them down.
+            late = 2 * ((self.count - 1) % self._target_period) >= self._target_period
+            minibatch = {
+                key: column[start : start + minibatch_size] for key, column in columns.items()
+            }
+            metrics = update(minibatch, self.count % self._policy_period == 0, late)
+            for key, value in metrics.items():
+                logged[key].append(value)
+            if self.count % self._target_period == 0:
+                nets.update_targets()
+                for key in [k for k in logged if k.startswith("kl_") and k != "kl_nonparametric"]:
+                    if not key.endswith(_AT_TARGET_UPDATE):
+                        logged[key + _AT_TARGET_UPDATE] += logged[key][-1:]
+        names = list(logged)
+        means = torch.stack([torch.stack(logged[name]).mean() for name in names]).tolist()
+        found = dict(zip(names, means))
+        if broken := [name for name, mean in found.items() if not math.isfinite(mean)]:
+            raise FloatingPointError(
+                f"{', '.join(broken)} became NaN or infinite by update {self.count}. Look for NaN in "
+                "the environment's observations and rewards; otherwise a smaller lr or smaller "
+                "bounds may help."
+            )
+        return found
+
+
+def keep_freed_memory() -> None:
+    """Ask glibc not to hand freed memory back to the system.
+
+    Every update frees and takes the same few megabytes for activations; getting them back from the
+    system page by page costs a fifth of an update on a CPU.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        trim_threshold, top_pad, mmap_threshold, arena_max = -1, -2, -3, -8
+        mallopt(mmap_threshold, 2**30)
+        mallopt(trim_threshold, 2**30)
+        mallopt(top_pad, 2**26)
+        # One heap for all threads: the learner may run in one of its own.
+        mallopt(arena_max, 1)
