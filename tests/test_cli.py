@@ -174,6 +174,7 @@ def test_a_failing_environment_is_a_failed_run(tmp_path):
         (["--env", "dm_control/reach_site_vision-v0"], ["reach_site_vision", "MUJOCO_GL"]),
         (["--set", 'env_config={"cats": 9}'], ["cats"]),
         (["--seed", "x"], ["--seed", "integer"]),
+        (["--api-stack", "older"], ["older", "new or old"]),
         (["--nonsense"], ["--nonsense"]),
         (["file", "missing.yaml"], ["missing.yaml"]),
         (["--resume", "missing"], ["missing"]),
@@ -200,6 +201,22 @@ def test_baseline_with_discrete_actions(tmp_path):
     played = _rllib("evaluate", tmp_path / "x", "--episodes", 2, "--stochastic", "--json")
     result = json.loads(played.stdout)
     assert result["returns"] == [float(n) for n in result["episode_lengths"]]
+
+
+def test_old_api_stack(tmp_path):
+    done = _rllib(
+        *("train", "--algo", "RERPI", "--env", "Pendulum-v1", "--name", "x", "--api-stack", "old"),
+        *("--config", json.dumps(SMALL), "--num-env-runners", 0),
+        *("--stop", '{"env_steps": 1000}', "--storage-path", tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(_rllib("evaluate", tmp_path / "x", "--episodes", 1, "--json").stdout)
+    assert result["env"] == "Pendulum-v1" and result["episode_lengths"] == [200]
+    done = _rllib("train", "--resume", tmp_path / "x", "--stop", '{"env_steps": 2000}', "--quiet")
+    assert done.returncode == 0, done.stderr
+    rows = _rows(tmp_path / "x")
+    assert rows[-1]["num_env_steps_sampled_lifetime"] == 2000
+    assert "learner_stats" in rows[-1]["info"]["learner"]["default_policy"]
 
 
 def test_unknown_figure():

@@ -86,8 +86,10 @@ class RERPITorchPolicy(TorchPolicyV2):
         move_multipliers: bool = True,
     ) -> list[Tensor]:
         """A loss for each optimizer, each of which moves its own parameters alone."""
+        # A SampleBatch makes tensors of its columns when they are asked for, one by one.
+        columns = {key: train_batch[key] for key in train_batch}
         losses, self._metrics = rerpi_losses(
-            model.nets, train_batch, self.settings, improve_policy, move_multipliers
+            model.nets, columns, self.settings, improve_policy, move_multipliers
         )
         zero = losses["critic"].new_zeros(())
         return [losses.get(name, zero) for name in self._optimizer_names]

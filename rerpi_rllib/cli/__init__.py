@@ -58,6 +58,9 @@ def train(
     preset: Annotated[
         Optional[str], typer.Option(help="A named set of settings: compact (no GPU needed).")
     ] = None,
+    api_stack: Annotated[
+        Optional[str], typer.Option(help="RLlib's API stack: new (the default) or old.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
 ) -> None:
     """Train an algorithm, with settings from options or from a file (options win)."""
@@ -91,7 +94,12 @@ def train(
     settings.seed = seed if seed is not None else settings.seed
     if stop is not None:
         settings.stop = parse_json_object(stop, "--stop")
+    if api_stack not in (None, "new", "old"):
+        raise ValueError(f"--api-stack {api_stack!r} is not allowed: it must be new or old.")
+    new_stack = None if api_stack is None else api_stack == "new"
     options = {
+        "enable_rl_module_and_learner": new_stack,
+        "enable_env_runner_and_connector_v2": new_stack,
         "num_env_runners": num_env_runners,
         "num_learners": num_learners,
         "num_gpus_per_learner": num_gpus,

@@ -6,13 +6,20 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from ray.rllib.core.rl_module.rl_module import RLModule
+from ray.rllib.policy.policy import Policy
+
+from rerpi_rllib.core.networks import ActorCritic
+
 _STATE = "algorithm_state.pkl"
-_PARTS = (_STATE, "learner_group", "replay")
+# Where RLlib keeps the networks of the one agent, on its new API stack and on its old one.
+_MODULE = Path("learner_group") / "learner" / "rl_module" / "default_policy"
+_POLICY = Path("policies") / "default_policy"
 
 
 def is_checkpoint(path: Path) -> bool:
     """Whether everything is there: copying to the run's directory may have been cut short."""
-    if not all((path / part).exists() for part in _PARTS):
+    if not (path / _STATE).exists() or not any((path / p).exists() for p in (_MODULE, _POLICY)):
         return False
     try:
         sizes = pickle.loads((path / "replay" / "state.pkl").read_bytes())["bytes"]
@@ -34,12 +41,16 @@ def newest_checkpoint(path: Path) -> Path:
     return max(found, key=lambda p: ((p / _STATE).stat().st_mtime_ns, p.name))
 
 
-def module_path(checkpoint: Path) -> Path:
-    """Where RLlib keeps the networks of the one agent."""
-    return checkpoint / "learner_group" / "learner" / "rl_module" / "default_policy"
+def load_networks(checkpoint: Path) -> ActorCritic:
+    """The networks of a checkpoint of either API stack."""
+    if (checkpoint / _POLICY).exists():
+        return Policy.from_checkpoint(str(checkpoint / _POLICY)).model.nets
+    return RLModule.from_checkpoint(checkpoint / _MODULE).nets
 
 
 def config_state(checkpoint: Path) -> dict[str, Any]:
     """All settings of the algorithm that wrote the checkpoint."""
+    if (checkpoint / _POLICY).exists():
+        return pickle.loads((checkpoint / _STATE).read_bytes())["config"]
     with open(checkpoint / "class_and_ctor_args.pkl", "rb") as file:
         return pickle.load(file)["ctor_args_and_kwargs"][0][0]

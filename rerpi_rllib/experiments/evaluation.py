@@ -8,11 +8,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from ray.rllib.core.columns import Columns
-from ray.rllib.core.rl_module.rl_module import RLModule
 
 from rerpi_rllib import envs
-from rerpi_rllib.experiments.checkpoints import config_state, module_path, newest_checkpoint
+from rerpi_rllib.algorithm.rl_module import act
+from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.experiments.checkpoints import config_state, load_networks, newest_checkpoint
 
 
 def evaluate(
@@ -28,7 +28,7 @@ def evaluate(
         raise ValueError(f"--episodes {episodes} is not allowed: it must be at least 1.")
     checkpoint = newest_checkpoint(checkpoint)
     state = config_state(checkpoint)
-    module = RLModule.from_checkpoint(module_path(checkpoint))
+    nets = load_networks(checkpoint)
     env = envs.make(state["env"], render=video is not None, **state["env_config"])
     torch.manual_seed(seed)
     returns, lengths = [], []
@@ -40,7 +40,7 @@ def evaluate(
             while not done:
                 if frames and episode == 0:
                     frames.add(env.render())
-                action = _act(module, observation, stochastic)
+                action = _act(nets, observation, stochastic)
                 observation, reward, terminated, truncated, _ = env.step(
                     _to_env_units(action, env.action_space)
                 )
@@ -62,9 +62,8 @@ def evaluate(
 
 
 @torch.no_grad()
-def _act(module: RLModule, observation: np.ndarray, stochastic: bool) -> np.ndarray:
-    forward = module.forward_exploration if stochastic else module.forward_inference
-    return forward({Columns.OBS: torch.as_tensor(observation)[None]})[Columns.ACTIONS][0].numpy()
+def _act(nets: ActorCritic, observation: np.ndarray, stochastic: bool) -> np.ndarray:
+    return act(nets, torch.as_tensor(observation)[None], stochastic)[0][0].numpy()
 
 
 def _to_env_units(action: np.ndarray, space: Any) -> np.ndarray:
