@@ -217,6 +217,9 @@ def test_old_api_stack(tmp_path):
     rows = _rows(tmp_path / "x")
     assert rows[-1]["num_env_steps_sampled_lifetime"] == 2000
     assert "learner_stats" in rows[-1]["info"]["learner"]["default_policy"]
+    for changed in (["--api-stack", "new"], ["--set", "policy_layers=[8, 8]"]):
+        done = _rllib("train", "--resume", tmp_path / "x", *changed)
+        assert done.returncode == 2 and "a run cannot change" in done.stderr.lower()
 
 
 def test_unknown_figure():

@@ -93,7 +93,6 @@ def test_batch_must_fit_into_the_replay():
         ({"per_dimension_kl": True, "fit": "coupled"}, "per_dimension_kl=True.*fit='coupled'"),
         ({"per_dimension_kl": True, "policy": "full_gaussian"}, "per_dimension_kl=True"),
         ({"fit": "value_gradient", "policy": "mixture"}, "'gaussian' or 'full_gaussian' or 'det"),
-        ({"policy_evaluation": "retrace", "policy": "deterministic"}, "policy='deterministic'"),
         ({"policy_evaluation": "retrace", "critic": "quantile"}, "'scalar' or 'categorical'"),
         ({"min_stddev": 0.5}, "min_stddev=0.5"),
         ({"epsilon_penalty": 1e-3, "weighting": "identity"}, "epsilon_penalty"),

@@ -76,7 +76,7 @@ def test_kl_of_a_deterministic_policy_is_that_of_its_mean():
     expected = td.kl_divergence(_of_torch(target), _of_torch(online))
     torch.testing.assert_close(online.kl(target), expected)
     torch.testing.assert_close(online.part_kls(target)["mu"].sum(-1), expected)
-    assert torch.equal(online.bootstrap_actions(5), online.mean[None])
+    assert torch.equal(online.mode, online.mean)
 
 
 def _joint_samples(p, n):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import METRICS
 
-from rerpi_rllib import RERPIConfig
+from rerpi_rllib import RERPIConfig, core
 from rerpi_rllib.core.critics import CategoricalHead, QuantileHead
 from rerpi_rllib.core.losses import LossSettings, _td0_targets, _window_targets, rerpi_loss
 from rerpi_rllib.core.multipliers import Multiplier
@@ -280,7 +280,7 @@ def _discrete(batch):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("method", ["td0", "nstep", "retrace"])
 def test_every_policy_with_every_critic(policy, critic, num_critics, method):
-    if method == "retrace" and (policy == "deterministic" or critic == "quantile"):
+    if method == "retrace" and critic == "quantile":
         with pytest.raises(ValueError, match="is not allowed with"):
             RERPIConfig().environment("Pendulum-v1").training(
                 policy=policy, critic=critic, policy_evaluation=method
@@ -307,10 +307,27 @@ def test_discrete_actions_are_weighted_by_their_probabilities(weighting, tempera
     with torch.no_grad():
         for net in (nets.policy, nets.target_policy):
             net.logits.bias.copy_(torch.tensor([2.0, 0.0, -1.0]))
-    loss, metrics = rerpi_loss(nets, _discrete(_batch()), settings)
-    assert bool(torch.isfinite(loss))
+    batch = _discrete(_batch())
+    loss, metrics = rerpi_loss(nets, batch, settings)
     if weighting == "exponential" and temperature_solver == "exact":
         assert float(metrics["kl_nonparametric"]) == pytest.approx(1e-3, rel=1e-2)
+    # The loss of the policy is the one of actions drawn by their probabilities, in expectation.
+    with torch.no_grad():
+        p = nets.target_policy(batch["obs"]).logits.softmax(-1)
+        q = nets.target_critic(batch["obs"], torch.eye(3)[:, None].expand(3, 16, 3)).T
+        if weighting == "exponential":
+            weights = p * ((q - q.amax(-1, keepdim=True)) / float(metrics["temperature"])).exp()
+        else:
+            weights = p * (q if weighting == "identity" else core.ranking_weights(q.T).T)
+        if weighting != "identity":
+            weights = weights / weights.sum(-1, keepdim=True)
+        expected = -(weights * nets.policy(batch["obs"]).logits.log_softmax(-1)).sum(-1).mean()
+    torch.testing.assert_close(metrics["policy_loss"], expected)
+    loss.backward()
+    if temperature_solver == "adam" and weighting == "exponential":
+        # The dual's slope is epsilon minus the KL of the weights to the old policy.
+        slope = nets.multipliers["temperature"].log_value.grad
+        assert float(slope) == pytest.approx(1e-3 - float(metrics["kl_nonparametric"]), rel=1e-3)
 
 
 def test_value_of_a_discrete_policy_is_exact():
@@ -354,6 +371,9 @@ def test_pair_of_critics_gives_the_smaller_value_and_both_learn():
     each = torch.stack([net(obs, actions).squeeze(-1) for net in critic.networks])
     assert not torch.allclose(each[0], each[1])
     torch.testing.assert_close(critic(obs, actions), each.amin(0))
+    targets = torch.randn(8)
+    losses = [(values[0] - targets).square().mean() for values in each]
+    torch.testing.assert_close(critic.loss(obs, actions[0], targets), losses[0] + losses[1])
 
 
 def test_two_hot_targets():
@@ -365,6 +385,27 @@ def test_two_hot_targets():
     assert int((encoded > 0).sum(-1).max()) == 2
     outputs = (encoded + 1e-9).log()
     torch.testing.assert_close(head.value(outputs), targets.clamp(-10, 10), atol=1e-4, rtol=0)
+
+
+def test_quantile_targets_are_those_of_the_next_state_moved_and_scaled():
+    nets, settings = _family("deterministic", "quantile", 2, num_bootstrap_samples=1, gamma=0.9)
+    with torch.no_grad():
+        nets.target_policy.fixed_stddev.fill_(1e-6)
+    batch = _batch()
+    targets = _td0_targets(nets, batch, settings)
+    actions = nets.target_policy(batch["new_obs"]).mean
+    atoms = torch.stack([net(batch["new_obs"], actions) for net in nets.target_critic.networks])
+    smaller = atoms.mean(-1).argmin(0)
+    chosen = atoms[smaller, torch.arange(16)]
+    discounts = 0.9 * (1 - batch["terminateds"])
+    expected = batch["rewards"][:, None] + discounts[:, None] * chosen
+    torch.testing.assert_close(targets, expected, atol=1e-4, rtol=1e-4)
+    # Two steps: the sum of both rewards, and the quantiles of the state after them.
+    windows = _windows(size=4, length=2)
+    nstep = _window_targets(nets, windows, _family(policy="deterministic", critic="quantile",
+        policy_evaluation="nstep", n_step=2, num_bootstrap_samples=1, gamma=0.9)[1])  # fmt: skip
+    last = nstep[:, 1]
+    torch.testing.assert_close(nstep[:, 0], windows["rewards"][:, :1] + 0.9 * last)
 
 
 def test_quantiles_are_learned():

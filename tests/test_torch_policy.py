@@ -1,5 +1,6 @@
 """RLlib's old API stack: the same algorithm, and what users of that stack expect of a policy."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -7,6 +8,7 @@ from conftest import METRICS, SMALL, tiny_config
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.policy.policy import Policy
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+from ray.tune.registry import register_env
 
 from rerpi_rllib import RERPI, SVG0Config
 from rerpi_rllib.algorithm.torch_policy import RERPITorchPolicy
@@ -217,9 +219,66 @@ def test_other_algorithms_and_discrete_actions(build):
     assert np.isfinite(build(old(config)).train()["learners"][MODULE]["kl_pi"])
 
 
+def test_learning_may_start_late(build):
+    """RLlib takes a hundred training steps without a result for failures."""
+    config = old(tiny_config(num_steps_sampled_before_learning_starts=2500))
+    config.env_runners(rollout_fragment_length=10)
+    result = build(config.reporting(min_sample_timesteps_per_iteration=2600)).train()
+    assert result["num_env_steps_sampled_lifetime"] == 2600 and result["num_updates_lifetime"] > 0
+
+
+class _Failing(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (3,))
+    action_space = gym.spaces.Box(-1, 1, (1,))
+
+    def reset(self, **kwargs):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        raise OSError("the robot is on fire")
+
+
+@pytest.mark.parametrize("runners", [0, 1])
+def test_a_failing_environment_ends_the_run_with_its_message(build, runners):
+    register_env("failing-old", lambda _: _Failing())
+    config = old(tiny_config()).environment("failing-old").env_runners(num_env_runners=runners)
+    algo = build(config)
+    with pytest.raises(RuntimeError, match="on fire"):
+        algo.train()
+
+
+def test_evaluation_is_greedy_also_after_a_restore_and_replay_is_loaded(build, tmp_path):
+    config = old(tiny_config()).evaluation(evaluation_interval=1, evaluation_duration=1)
+    first = build(config)
+    first.train()
+    first.save(str(tmp_path))
+    restored = RERPI.from_checkpoint(str(tmp_path))
+    try:
+        assert len(restored.replay) == len(first.replay) > 0
+        observations = np.ones((20, 3), np.float32)
+        for algo in (first, restored):
+            policy = algo.eval_env_runner_group.local_env_runner.policy_map[MODULE]
+            actions, _, _ = policy.compute_actions(observations)
+            assert np.ptp(actions) < 1e-6
+            assert "evaluation" in algo.train()
+    finally:
+        restored.stop()
+
+
+def test_gradients_are_clipped(build):
+    policy = build(old(tiny_config(grad_clip=1e-3))).get_policy()
+    g = np.random.default_rng(0)
+    batch = {name: g.normal(size=(32, 3)).astype(np.float32) for name in ("obs", "new_obs")}
+    batch |= {name: 100 * g.normal(size=32).astype(np.float32) for name in ("rewards", "terminateds")}
+    policy.learn_on_batch(SampleBatch(batch | {"actions": np.zeros((32, 1), np.float32)}))
+    norm = torch.stack([p.grad.norm() for p in policy.model.nets.critic.parameters()]).norm()
+    assert float(norm) == pytest.approx(1e-3, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     "settings,words",
     [
+        ({"num_gpus": 2}, "num_gpus=2"),
         ({"num_learners": 2}, "num_learners=2"),
         ({"lr": [[0, 1e-3], [100, 1e-4]]}, "old API stack"),
         ({"enable_rl_module_and_learner": True}, "both"),

@@ -37,6 +37,7 @@ class DDPGConfig(RERPIConfig):
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or DDPG)
         self.fit = "value_gradient"
+        self.num_action_samples = 1
         self.policy = "deterministic"
         self.initial_stddev = 0.3
         self.lr = 1e-4

@@ -127,10 +127,8 @@ _NOT_TOGETHER: dict[str, list[tuple[Any, str, tuple[str, ...]]]] = {
     ],
     # No gradient through the choice of an action or of a component.
     "fit": [("value_gradient", "policy", ("mixture", "categorical"))],
-    "policy_evaluation": [
-        ("retrace", "policy", ("deterministic",)),  # No density to weight a step by.
-        ("retrace", "critic", ("quantile",)),  # Its corrections are for expected returns.
-    ],
+    # Its corrections are for expected returns.
+    "policy_evaluation": [("retrace", "critic", ("quantile",))],
 }
 
 
@@ -148,6 +146,8 @@ class RERPIConfig(AlgorithmConfig):
         algo = config.build_algo()
         print(algo.train())
     """
+
+    num_gpus: float
 
     def __init__(self, algo_class: type | None = None) -> None:
         from rerpi_rllib.algorithm.rerpi import RERPI
@@ -227,7 +227,7 @@ class RERPIConfig(AlgorithmConfig):
             policy_layers=(128, 128),
             critic_layers=(256, 256),
             train_batch_size=128,
-            epsilon_mu=1e-3,
+            epsilon_mu=2e-3,
             epsilon_sigma=3e-5,
             epsilon_penalty=1e-3,
             target_update_period=100,
@@ -302,7 +302,8 @@ class RERPIConfig(AlgorithmConfig):
                 diagonal Gaussians), "categorical" (discrete actions) or "deterministic" (a mean with
                 fixed exploration noise).
             num_mixture_components: Gaussians in a "mixture".
-            min_stddev: smallest standard deviation of a Gaussian.
+            min_stddev: smallest standard deviation of a Gaussian; its square is added to the
+                variance.
             tanh_mean: keep the mean inside the action bounds; the paper's own mean is unbounded.
             tanh_observations: pass observations through tanh first.
             critic: what it learns: "scalar" (expected return), "categorical" (probabilities of
@@ -387,7 +388,12 @@ class RERPIConfig(AlgorithmConfig):
             self._value_error(
                 f"min_stddev={self.min_stddev} is not below initial_stddev={self.initial_stddev}."
             )
-        if self.epsilon_penalty is not None and self.weighting == "identity":
+        if (
+            self.weighting == "identity"
+            and self.epsilon_penalty is not None
+            and self.policy != "categorical"
+            and self.fit != "value_gradient"
+        ):
             self._value_error(
                 f"epsilon_penalty={self.epsilon_penalty} is not allowed with weighting='identity': "
                 "the two kinds of weights have no common scale."
@@ -425,7 +431,12 @@ class RERPIConfig(AlgorithmConfig):
                     f"{key}={getattr(self, key)!r} is not allowed on the old API stack: it must be "
                     "a number."
                 )
-        self.num_gpus = self.num_gpus_per_learner
+        # The old stack's own name; what was given by it counts.
+        self.num_gpus = self.num_gpus or self.num_gpus_per_learner
+        if self.num_gpus > 1:
+            self._value_error(
+                f"num_gpus={self.num_gpus} is not allowed on the old API stack: it must be at most 1."
+            )
         self.train_batch_size = self.total_train_batch_size
 
     @override(AlgorithmConfig)

@@ -61,7 +61,7 @@ def _sample_and_get_metrics(env_runner: EnvRunner) -> tuple[Any, dict | None] | 
         return samples, env_runner.get_metrics() if isinstance(samples, list) else None
     except Exception:
         failure = traceback.format_exc()
-        if hasattr(env_runner, "make_env"):  # The old stack's workers cannot go on.
+        if env_runner.config.enable_env_runner_and_connector_v2:  # The old stack's cannot go on.
             env_runner.make_env()
         return failure
 
@@ -103,7 +103,7 @@ class RERPI(Algorithm):
         )
         self._seconds_per_update = 0.0
         self._failures_in_a_row = 0
-        self._old_stack_results: dict[str, Any] | None = None
+        self._old_stack_results: dict[str, Any] = {}
         # The learner works in a thread of its own, so that meanwhile the samples keep coming in.
         self._learner_thread = ThreadPoolExecutor(
             1, initializer=torch.set_num_threads, initargs=(learner_threads(self.config),)
@@ -128,7 +128,7 @@ class RERPI(Algorithm):
                     from_worker_or_learner_group=self.learner_group,
                     inference_only=self.learner_group is not None,
                 )
-        return self._old_stack_results
+        return self._old_stack_results if self.config.uses_old_api_stack else None
 
     @property
     def _is_asynchronous(self) -> bool:
@@ -237,7 +237,7 @@ class RERPI(Algorithm):
     def _compile_iteration_results_old_api_stack(self, **kwargs: Any) -> dict[str, Any]:
         """RLlib's results of the old stack, with ours where the new stack has them."""
         results = super()._compile_iteration_results_old_api_stack(**kwargs)
-        learned = (self._old_stack_results or {}).get(DEFAULT_POLICY_ID, {})
+        learned = self._old_stack_results.get(DEFAULT_POLICY_ID, {})
         results[LEARNER_RESULTS] = {DEFAULT_MODULE_ID: learned.get(LEARNER_STATS_KEY, {})}
         results[NUM_UPDATES_LIFETIME] = self._limiter.updates
         return results
@@ -288,10 +288,18 @@ class RERPI(Algorithm):
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         super().save_checkpoint(checkpoint_dir)
         if self.config.uses_old_api_stack:
-            self.replay.save_to_path(Path(checkpoint_dir) / REPLAY)
+            self.replay.save_to_path(Path(checkpoint_dir).resolve() / REPLAY)
 
     @override(Algorithm)
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         super().load_checkpoint(checkpoint_dir)
         if self.config.uses_old_api_stack:
-            self.replay.restore_from_path(Path(checkpoint_dir) / REPLAY)
+            self.replay.restore_from_path(Path(checkpoint_dir).resolve() / REPLAY)
+
+    @classmethod
+    @override(Algorithm)
+    def from_checkpoint(cls, path: Any, *args: Any, **kwargs: Any) -> RERPI:
+        algorithm = super().from_checkpoint(path, *args, **kwargs)
+        if algorithm.config.uses_old_api_stack:
+            algorithm.replay.restore_from_path(Path(path).resolve() / REPLAY)
+        return algorithm

@@ -15,6 +15,7 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import NUM_AGENT_STEPS_TRAINED
 from ray.rllib.utils.metrics.learner_info import LEARNER_STATS_KEY
 from ray.rllib.utils.threading import with_lock
+from ray.rllib.utils.torch_utils import apply_grad_clipping
 from torch import Tensor, nn
 
 from rerpi_rllib.algorithm.config import RERPIConfig, model_settings, steps_per_row
@@ -41,6 +42,8 @@ class RERPITorchModel(TorchModelV2, nn.Module):
 
 class RERPITorchPolicy(TorchPolicyV2):
     """What the module and the learner of the new stack are together."""
+
+    config: dict[str, Any]
 
     def __init__(
         self, observation_space: gym.Space, action_space: gym.Space, config: dict[str, Any]
@@ -128,6 +131,7 @@ class RERPITorchPolicy(TorchPolicyV2):
             optimizer.zero_grad(set_to_none=True)
         torch.stack(losses).sum().backward()
         for optimizer in self._optimizers:
+            apply_grad_clipping(self, optimizer, None)
             optimizer.step()
         return self._metrics
 
@@ -137,5 +141,11 @@ class RERPITorchPolicy(TorchPolicyV2):
 
     @override(Policy)
     def set_state(self, state: dict[str, Any]) -> None:
+        own = self.config
         super().set_state(state)
+        # RLlib takes the settings of who saved the state; but an evaluation does not explore, and a
+        # run may go on with another learning rate.
+        self.config = own
+        for name, optimizer in zip(self._optimizer_names, self._optimizers):
+            optimizer.param_groups[0]["lr"] = own["dual_lr" if name == "dual" else "lr"]
         self._updates.count = state.get(_NUM_UPDATES, self._updates.count)

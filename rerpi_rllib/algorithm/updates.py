@@ -48,9 +48,9 @@ class Updates:
         logged: dict[str, list[Tensor]] = defaultdict(list)
         for start in range(0, len(columns["rewards"]), minibatch_size):
             self.count += 1
-            # The bounds are for the policy that is copied. Early in a period the KL is small whatever
-            # the multipliers are, and would pull them down.
-            late = 2 * ((self.count - 1) % self._target_period) >= self._target_period
+            # The bounds are for the policy that is copied. Earlier in a period the KL is smaller
+            # whatever the multipliers are, and would pull them down.
+            late = 4 * ((self.count - 1) % self._target_period) >= 3 * self._target_period
             minibatch = {
                 key: column[start : start + minibatch_size] for key, column in columns.items()
             }

@@ -65,6 +65,7 @@ def train(
 ) -> None:
     """Train an algorithm, with settings from options or from a file (options win)."""
     from rerpi_rllib.experiments import training
+    from rerpi_rllib.experiments.checkpoints import check_resumable
     from rerpi_rllib.experiments.plots import plot_runs
     from rerpi_rllib.experiments.settings import (
         DEFAULT_ENV,
@@ -112,7 +113,9 @@ def train(
     }
 
     built = settings.build_config()
-    if resume_from is None:
+    if resume_from is not None:
+        check_resumable(resume_from, built)
+    else:
         directory = training.run_directory(settings, storage_path, name)
         if list(directory.glob("part-*/checkpoint_*")):
             raise ValueError(f"{directory} holds a run already: --resume it, or choose a --name.")

@@ -62,7 +62,8 @@ class CategoricalHead(Head):
         position = (targets.clamp(low, high) - low) / (high - low) * (self.size - 1)
         lower = position.floor().clamp(max=self.size - 2)
         share = (position - lower).unsqueeze(-1)
-        index = lower.long().unsqueeze(-1)
+        # A NaN stays one in the share, and is reported; as an index it would be an error of its own.
+        index = lower.nan_to_num().long().unsqueeze(-1)
         encoded = torch.zeros((*targets.shape, self.size), dtype=targets.dtype, device=targets.device)
         return encoded.scatter(-1, index, 1.0 - share).scatter(-1, index + 1, share)
 

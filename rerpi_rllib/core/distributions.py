@@ -63,10 +63,6 @@ class Distribution(ABC):
         """Actions to weight in Step 2 ``[N, B, D]``, and their log-probabilities if not sampled."""
         return self.sample(n), None
 
-    def bootstrap_actions(self, n: int) -> Tensor:
-        """Actions whose mean Q is the value of a state in Step 1."""
-        return self.sample(n)
-
     def cross_entropy(self, actions: Tensor, weights: Tensor) -> Tensor:
         """``-sum_i w_i log p(a_i)``, mean over states; ``actions`` and ``weights`` are constants."""
         return -(weights * self.log_prob(actions)).sum(dim=0).mean()
@@ -158,12 +154,9 @@ class DiagonalGaussian(Distribution):
 
 @dataclass(frozen=True)
 class DeterministicWithNoise(DiagonalGaussian):
-    """A deterministic policy, the mean; the standard deviation is fixed and for exploration alone."""
+    """A deterministic policy, the mean, with exploration noise of a fixed standard deviation."""
 
     PARTS = ("mu",)
-
-    def bootstrap_actions(self, n: int) -> Tensor:
-        return self.mean.unsqueeze(0)
 
     def hybrids(self, target: Self) -> dict[str, DiagonalGaussian]:
         return {"mu": self}

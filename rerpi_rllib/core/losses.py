@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rerpi_rllib.core import evaluation, weights
+from rerpi_rllib.core.distributions import Distribution
 from rerpi_rllib.core.fitting import fit_policy
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.policies import POLICIES
@@ -128,12 +129,12 @@ def _values(nets: ActorCritic, obs: Tensor, settings: LossSettings) -> Tensor:
     """
     policy = nets.target_policy(obs)
     if nets.target_critic.learns_from_atoms:
-        actions = policy.bootstrap_actions(settings.num_bootstrap_samples)
+        actions = policy.sample(settings.num_bootstrap_samples)
         return nets.target_critic.atoms(obs, actions).transpose(0, 1).flatten(1)
     if settings.policy == "categorical":
         actions, log_probs = policy.candidates(0)
         return (log_probs.exp() * nets.target_critic(obs, actions)).sum(dim=0).unsqueeze(-1)
-    actions = policy.bootstrap_actions(settings.num_bootstrap_samples)
+    actions = policy.sample(settings.num_bootstrap_samples)
     return nets.target_critic(obs, actions).mean(dim=0).unsqueeze(-1)
 
 
@@ -218,20 +219,19 @@ def improvement_losses(
         # Zero, not left out: data-parallel learners expect a gradient for every parameter.
         losses["dual"] = float(move_multipliers) * fit.dual_loss + temperature_loss
     metrics |= {f"alpha_{part}": alpha.mean() for part, alpha in alphas.items()}
-    metrics |= {f"kl_{part}": kl for part, kl in fit.kls.items() if kl.dim() == 0}
-    metrics |= _change(online, target, settings.per_dimension_kl)
+    if settings.fit != "decoupled":
+        metrics |= _moved(online, target)
+    # The mean of each dimension's where the bounds are: what is shown is what is bounded.
+    metrics |= {f"kl_{part}": kl.mean() for part, kl in fit.kls.items()} | online.metrics()
     metrics |= {"policy_loss": fit.policy_loss, "q_mean": q_values.mean()}
     return losses, metrics
 
 
-def _change(online, target, per_dimension: bool) -> dict[str, Tensor]:
-    """KLs by which the policy's parts have moved since the last copy, and its width.
-
-    Of each dimension where the bounds are: what is shown is what is bounded.
-    """
-    shown = Tensor.mean if per_dimension else Tensor.sum
-    kls = {f"kl_{part}": shown(kl.mean(dim=0)) for part, kl in online.part_kls(target).items()}
-    return kls | online.metrics()
+@torch.no_grad()
+def _moved(online: Distribution, target: Distribution) -> dict[str, Tensor]:
+    """KLs by which the policy's parts have moved since the last copy."""
+    kls = online.part_kls(target)
+    return {f"kl_{part}": kl.mean(dim=0).sum() for part, kl in kls.items()}
 
 
 def _temperature(
@@ -285,16 +285,11 @@ def _value_gradient_loss(
     nets: ActorCritic, obs: Tensor, settings: LossSettings
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     online = nets.policy(obs)
-    if settings.policy == "deterministic":
-        actions = online.mean.unsqueeze(0)
-    else:
-        actions = online.reparameterized_sample(settings.num_action_samples)
+    actions = online.reparameterized_sample(settings.num_action_samples)
     # Through the online critic, whose own parameters stay out of this.
     frozen = {name: parameter.detach() for name, parameter in nets.critic.named_parameters()}
     q_values = torch.func.functional_call(nets.critic, frozen, (obs, actions))
     loss = -q_values.mean()
-    if settings.policy != "deterministic":
-        loss = loss - settings.entropy_weight * online.entropy().mean()
-    with torch.no_grad():
-        metrics = _change(online, nets.target_policy(obs), False)
+    loss = loss - settings.entropy_weight * online.entropy().mean()
+    metrics = _moved(online, nets.target_policy(obs)) | online.metrics()
     return {"policy": loss}, {**metrics, "policy_loss": loss, "q_mean": q_values.mean()}

@@ -37,10 +37,6 @@ def _output(inputs: int, outputs: int, bias: float = 0.0) -> nn.Linear:
     return layer
 
 
-def _before_softplus(value: float) -> float:
-    return math.log(math.expm1(value))
-
-
 class Policy(nn.Module):
     """State to :class:`Distribution`.
 
@@ -49,7 +45,7 @@ class Policy(nn.Module):
         layers: sizes of the hidden layers.
         kind: a name in ``POLICIES``.
         initial_stddev: before training, for every state; with "deterministic" for ever.
-        min_stddev: added to what the network gives.
+        min_stddev: its square is added to the variance that the network gives.
         tanh_mean: keep the mean inside [-1, 1]; otherwise it is unbounded.
         tanh_observations: pass observations through tanh first.
         num_components: of "mixture".
@@ -85,7 +81,8 @@ class Policy(nn.Module):
         if kind != "categorical":
             self.mean = _output(hidden, size)
         if kind in ("gaussian", "full_gaussian", "mixture"):
-            self.stddev = _output(hidden, size, _before_softplus(initial_stddev - min_stddev))
+            own = math.sqrt(initial_stddev**2 - min_stddev**2)
+            self.stddev = _output(hidden, size, math.log(math.expm1(own)))
         if kind == "full_gaussian" and action_size > 1:
             self.below_diagonal = _output(hidden, action_size * (action_size - 1) // 2)
             rows, columns = torch.tril_indices(action_size, action_size, -1)
@@ -122,7 +119,9 @@ class Policy(nn.Module):
             mean = mean.tanh()
         if self.kind == "deterministic":
             return DeterministicWithNoise(mean, self.fixed_stddev.expand_as(mean))
-        stddev = functional.softplus(self.stddev(hidden)) + self.min_stddev
+        stddev = functional.softplus(self.stddev(hidden))
+        if self.min_stddev:
+            stddev = (stddev.square() + self.min_stddev**2).sqrt()
         if self.kind == "gaussian":
             return DiagonalGaussian(mean, stddev)
         if self.kind == "full_gaussian":

@@ -9,6 +9,7 @@ from typing import Any
 from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.policy.policy import Policy
 
+from rerpi_rllib.algorithm.config import RERPIConfig, model_settings
 from rerpi_rllib.core.networks import ActorCritic
 
 _STATE = "algorithm_state.pkl"
@@ -44,7 +45,7 @@ def newest_checkpoint(path: Path) -> Path:
 def load_networks(checkpoint: Path) -> ActorCritic:
     """The networks of a checkpoint of either API stack."""
     if (checkpoint / _POLICY).exists():
-        return Policy.from_checkpoint(str(checkpoint / _POLICY)).model.nets
+        return Policy.from_checkpoint(str(checkpoint / _POLICY)).model.nets.cpu()
     return RLModule.from_checkpoint(checkpoint / _MODULE).nets
 
 
@@ -54,3 +55,19 @@ def config_state(checkpoint: Path) -> dict[str, Any]:
         return pickle.loads((checkpoint / _STATE).read_bytes())["config"]
     with open(checkpoint / "class_and_ctor_args.pkl", "rb") as file:
         return pickle.load(file)["ctor_args_and_kwargs"][0][0]
+
+
+def check_resumable(checkpoint: Path, config: RERPIConfig) -> None:
+    """Raise ``ValueError`` if the checkpoint is of other networks, or of the other API stack."""
+    is_old = (checkpoint / _POLICY).exists()
+    if is_old != config.uses_old_api_stack:
+        stack = "old" if is_old else "new"
+        raise ValueError(f"{checkpoint} is of RLlib's {stack} API stack: a run cannot change it.")
+    before = model_settings(config_state(checkpoint))["networks"]
+    after = model_settings(vars(config))["networks"]
+    for name, value in after.items():
+        if value != before[name]:
+            raise ValueError(
+                f"{checkpoint} has other networks: {name} was {before[name]} and is {value}. "
+                "A run cannot change them."
+            )

@@ -182,6 +182,6 @@ class TrainingDisplay(Callback):
                 for name, bound in self._bounds.items()
                 if name != "kl_nonparametric"
             )
-            + f"temperature {metrics.get('temperature', math.nan):.3g}  "
-            f"left {self._time_left(result) if self._stop else 'until Ctrl-C'}"
+            + (f"temperature {metrics['temperature']:.3g}  " if "temperature" in metrics else "")
+            + f"left {self._time_left(result) if self._stop else 'until Ctrl-C'}"
         )

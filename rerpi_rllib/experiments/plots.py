@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import matplotlib
@@ -13,9 +14,12 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from ray.tune.utils import flatten_dict
 
+from rerpi_rllib.core.losses import LossSettings
 from rerpi_rllib.experiments.settings import RunSettings
 
 _LEARNER = "learners/default_policy/"
+# The parts of a policy that may have a bound, and their shades of grey.
+_PARTS = {"mu": "k", "sigma": "0.6", "mixture": "0.8", "pi": "k"}
 # Names in the CSV file, and where a result has them.
 _COLUMNS = {
     "env_steps": "num_env_steps_sampled_lifetime",
@@ -26,9 +30,10 @@ _COLUMNS = {
     **{
         name: _LEARNER + name
         for name in (
-            *("kl_mu", "kl_mu_at_target_update", "kl_sigma", "kl_sigma_at_target_update"),
-            *("kl_nonparametric", "alpha_mu", "alpha_sigma", "temperature", "q_mean"),
-            *("policy_stddev_mean", "weights_ess", "critic_loss", "policy_loss"),
+            *(f"kl_{part}{when}" for part in _PARTS for when in ("", "_at_target_update")),
+            *(f"alpha_{part}" for part in _PARTS),
+            *("kl_nonparametric", "temperature", "q_mean", "policy_stddev_mean"),
+            *("policy_entropy", "weights_ess", "critic_loss", "policy_loss"),
         )
     },
 }
@@ -66,7 +71,6 @@ def plot_runs(directories: Sequence[Path], output: Path | None = None) -> Path:
     runs = {directory.resolve().name: load_run(directory) for directory in directories}
     figure, axes = plt.subplots(2, 2, figsize=(10, 6.5), sharex=True, layout="constrained")
     for number, (name, table) in enumerate(runs.items()):
-        bounds = _bounds(directories[number])
         run = f"{name}: " if len(runs) > 1 else ""
         style = _STYLES[number % len(_STYLES)]
 
@@ -78,23 +82,20 @@ def plot_runs(directories: Sequence[Path], output: Path | None = None) -> Path:
 
         draw(axes[0, 0], "return", "training episodes", color="0.6")
         draw(axes[0, 0], "greedy_return", "greedy evaluation", color="k", marker="o", markersize=3)
-        for column, key, color in (
-            ("kl_mu", "epsilon_mu", "k"),
-            ("kl_sigma", "epsilon_sigma", "0.6"),
-        ):
-            if key in bounds:
-                draw(axes[0, 1], column, f"{column} / {key}", bounds[key], color=color)
-        draw(axes[1, 0], "alpha_mu", "alpha_mu", color="k")
-        draw(axes[1, 0], "alpha_sigma", "alpha_sigma", color="0.6")
+        for part, bound in _bounds(directories[number]).items():
+            color = _PARTS[part]
+            draw(axes[0, 1], f"kl_{part}", f"kl_{part} / epsilon_{part}", bound, color=color)
+            draw(axes[1, 0], f"alpha_{part}", f"alpha_{part}", color=color)
         draw(axes[1, 0], "temperature", "temperature", color="0.6", linewidth=0.8, marker=".")
-        draw(axes[1, 1], "policy_stddev_mean", "policy stddev", color="k")
+        draw(axes[1, 1], "policy_stddev_mean", "standard deviation", color="k")
+        draw(axes[1, 1], "policy_entropy", "entropy", color="0.6")
     axes[0, 0].set_title("return")
     axes[0, 1].set_title("KL divided by its bound")
     axes[0, 1].axhline(1.0, color="0.8", linewidth=1)
     axes[0, 1].set_ylim(0, 3)
     axes[1, 0].set_title("multipliers")
     axes[1, 0].set_yscale("log")
-    axes[1, 1].set_title("policy standard deviation")
+    axes[1, 1].set_title("width of the policy")
     for axis in axes.flat:
         axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:
@@ -118,7 +119,10 @@ def _title(directory: Path) -> str:
 
 
 def _bounds(directory: Path) -> dict[str, float]:
+    """The bounds of Step 3 in a run, by the parts of the policy."""
+    names = [field.name for field in fields(LossSettings)]
     for path in directory.glob("**/params.json"):
         params = json.loads(path.read_text())
-        return {k: params[k] for k in ("epsilon_mu", "epsilon_sigma") if k in params}
+        if set(names) <= set(params):
+            return LossSettings(**{name: params[name] for name in names}).epsilons
     return {}
