@@ -84,22 +84,41 @@ def gaussian_kl_stddev(stddev: Tensor, target_stddev: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class DiagonalGaussian(Distribution):
-    """Mean and standard deviation, ``[B, D]`` each."""
+class Gaussian(Distribution):
+    """Mean ``[B, D]``; the covariance is the subclass's."""
 
     mean: Tensor
-    stddev: Tensor
 
     PARTS: ClassVar[tuple[str, ...]] = ("mu", "sigma")
+
+    @abstractmethod
+    def reparameterized_sample(self, n: int) -> Tensor:
+        """``n`` actions for each state through which gradients flow to mean and covariance."""
 
     def sample(self, n: int) -> Tensor:
         with torch.no_grad():
             return self.reparameterized_sample(n)
 
+    def _noise(self, n: int) -> Tensor:
+        return torch.randn((n, *self.mean.shape), dtype=self.mean.dtype, device=self.mean.device)
+
+    @property
+    def mode(self) -> Tensor:
+        return self.mean
+
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """``[B]``."""
+
+
+@dataclass(frozen=True)
+class DiagonalGaussian(Gaussian):
+    """Mean and standard deviation, ``[B, D]`` each."""
+
+    stddev: Tensor
+
     def reparameterized_sample(self, n: int) -> Tensor:
-        """``n`` actions for each state through which gradients flow to mean and stddev."""
-        noise = torch.randn((n, *self.mean.shape), dtype=self.mean.dtype, device=self.mean.device)
-        return torch.addcmul(self.mean, noise, self.stddev)
+        return torch.addcmul(self.mean, self._noise(n), self.stddev)
 
     def log_prob(self, actions: Tensor) -> Tensor:
         standardised = (actions - self.mean) / self.stddev
@@ -122,12 +141,7 @@ class DiagonalGaussian(Distribution):
         )
         return per_dimension.sum(dim=-1).mean()
 
-    @property
-    def mode(self) -> Tensor:
-        return self.mean
-
     def entropy(self) -> Tensor:
-        """``[B]``."""
         return (self.stddev.log() + _HALF_LOG_TWO_PI + 0.5).sum(dim=-1)
 
     def hybrids(self, target: Self) -> dict[str, DiagonalGaussian]:
@@ -166,22 +180,13 @@ class DeterministicWithNoise(DiagonalGaussian):
 
 
 @dataclass(frozen=True)
-class FullGaussian(Distribution):
+class FullGaussian(Gaussian):
     """Mean ``[B, D]`` and the covariance's lower Cholesky factor ``[B, D, D]``."""
 
-    mean: Tensor
     cholesky: Tensor
 
-    PARTS: ClassVar[tuple[str, ...]] = ("mu", "sigma")
-
-    def sample(self, n: int) -> Tensor:
-        with torch.no_grad():
-            return self.reparameterized_sample(n)
-
     def reparameterized_sample(self, n: int) -> Tensor:
-        """``n`` actions for each state through which gradients flow to mean and factor."""
-        noise = torch.randn((n, *self.mean.shape), dtype=self.mean.dtype, device=self.mean.device)
-        return self.mean + (self.cholesky @ noise.unsqueeze(-1)).squeeze(-1)
+        return self.mean + (self.cholesky @ self._noise(n).unsqueeze(-1)).squeeze(-1)
 
     def _whiten(self, offsets: Tensor) -> Tensor:
         """``L^-1 offsets`` for ``offsets`` ``[..., B, D]``."""
@@ -196,12 +201,7 @@ class FullGaussian(Distribution):
         square = self._whiten(actions - self.mean).square()
         return -(0.5 * square + self._log_diagonal() + _HALF_LOG_TWO_PI).sum(dim=-1)
 
-    @property
-    def mode(self) -> Tensor:
-        return self.mean
-
     def entropy(self) -> Tensor:
-        """``[B]``."""
         return (self._log_diagonal() + _HALF_LOG_TWO_PI + 0.5).sum(dim=-1)
 
     def hybrids(self, target: Self) -> dict[str, FullGaussian]:

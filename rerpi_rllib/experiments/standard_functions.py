@@ -1,7 +1,7 @@
 """Policy improvement alone, on functions that are known (the paper's section 5.1).
 
-Steps 2 and 3 run as in training, with the true function in the place of the target critic and random
-states in the place of the replay.
+Steps 2 and 3 as in training, but with the true function in the place of the target critic, random
+states in the place of the replay, and multipliers that move in every step.
 """
 
 from __future__ import annotations
