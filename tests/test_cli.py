@@ -201,6 +201,8 @@ def test_baseline_with_discrete_actions(tmp_path):
     played = _rllib("evaluate", tmp_path / "x", "--episodes", 2, "--stochastic", "--json")
     result = json.loads(played.stdout)
     assert result["returns"] == [float(n) for n in result["episode_lengths"]]
+    header = (tmp_path / "x" / "curves.csv").read_text().splitlines()[0].split(",")
+    assert {"kl_pi", "alpha_pi", "policy_entropy"} <= set(header) and "kl_mu" not in header
 
 
 def test_old_api_stack(tmp_path):

@@ -227,7 +227,7 @@ class RERPIConfig(AlgorithmConfig):
             policy_layers=(128, 128),
             critic_layers=(256, 256),
             train_batch_size=128,
-            epsilon_mu=2e-3,
+            epsilon_mu=1e-3,
             epsilon_sigma=3e-5,
             epsilon_penalty=1e-3,
             target_update_period=100,
