@@ -220,13 +220,14 @@ class RERPIConfig(AlgorithmConfig):
     def compact(cls) -> RERPIConfig:
         """Small networks and batch for a machine without a GPU, where updates are scarce.
 
-        Bounds a little wider than the paper's, and target copies two and a half times as often. The
-        critic learns in every update and the policy, which costs more, in every fourth.
+        Bounds wider than the paper's, and target copies two and a half times as often. The critic
+        learns in every update and the policy, which costs more, in every fourth.
         """
         return cls().training(
             policy_layers=(128, 128),
             critic_layers=(256, 256),
             train_batch_size=128,
+            epsilon=0.3,
             epsilon_mu=1e-3,
             epsilon_sigma=3e-5,
             epsilon_penalty=1e-3,
