@@ -167,10 +167,10 @@ def test_targets_are_copied_by_the_count_of_updates():
         learner = algo.learner_group._learner
         nets = learner.module["default_policy"].nets
         original = nets.update_targets
-        nets.update_targets = lambda: (copies.append(learner._num_updates), original())
+        nets.update_targets = lambda: (copies.append(learner._updates.count), original())
         for _ in range(2):
             algo.train()
-        assert copies == list(range(20, learner._num_updates + 1, 20)) and len(copies) > 10
+        assert copies == list(range(20, learner._updates.count + 1, 20)) and len(copies) > 10
     finally:
         algo.stop()
 

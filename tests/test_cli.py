@@ -269,9 +269,9 @@ def test_a_cut_checkpoint_is_passed_over(run, tmp_path):
 
 
 def test_list():
-    assert _rllib("list", "algos").stdout.split() == ["RERPI"]
+    assert _rllib("list", "algos").stdout.split() == ["RERPI", "MPO", "SVG0", "DDPG"]
     assert "dm_control/cheetah-run-v0" in _rllib("list", "envs").stdout.split()
     assert "quickstart.yaml" in _rllib("list", "configs").stdout
     everything = _rllib("list").stdout
-    assert all(f"{kind}:" in everything for kind in ("algos", "envs", "configs"))
+    assert all(f"{kind}:" in everything for kind in ("algos", "envs", "configs", "figures"))
     assert _rllib("list", "cats").returncode == 2
