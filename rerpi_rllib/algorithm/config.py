@@ -433,7 +433,7 @@ class RERPIConfig(AlgorithmConfig):
                     "a number."
                 )
         # The old stack's own name; what was given by it counts.
-        self.num_gpus = self.num_gpus or self.num_gpus_per_learner
+        self.num_gpus = self.num_gpus_per_learner = self.num_gpus or self.num_gpus_per_learner
         if self.num_gpus > 1:
             self._value_error(
                 f"num_gpus={self.num_gpus} is not allowed on the old API stack: it must be at most 1."

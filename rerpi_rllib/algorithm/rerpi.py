@@ -172,7 +172,7 @@ class RERPI(Algorithm):
     def _note_failure(self, failure: str) -> None:
         """One failure, and the environment is built anew; several in a row end the run."""
         self._failures_in_a_row += 1
-        logger.warning("An environment failed and is built anew:\n%s", failure)
+        # The old stack's workers cannot build an environment anew.
         allowed = 1 if self.config.uses_old_api_stack else _MAX_FAILURES_IN_A_ROW
         if self._failures_in_a_row >= allowed:
             # RLlib raises an error of its own, without a message, from the one that tells something.
@@ -181,6 +181,7 @@ class RERPI(Algorithm):
                 f"The environment {self.config.env} failed {self._failures_in_a_row} times in a row: "
                 f"{told[0] if told else ''}\n{failure}"
             )
+        logger.warning("An environment failed and is built anew:\n%s", failure)
 
     def _request_samples(self) -> None:
         per_runner = self.config.get_rollout_fragment_length() * self.config.num_envs_per_env_runner

@@ -21,7 +21,10 @@ Update = Callable[[dict[str, Tensor], bool, bool], Mapping[str, Tensor]]
 def make_optimizers(
     nets: ActorCritic, lr: float = 1e-3, dual_lr: float = 1e-3
 ) -> dict[str, torch.optim.Adam]:
-    """An Adam for each of critic, policy and multipliers; none for what has no parameters."""
+    """An Adam for each of critic, policy and multipliers; none for what has no parameters.
+
+    The new API stack sets the rates itself, from its schedules.
+    """
     optimizers = {}
     for name, part, rate, betas in (
         ("critic", nets.critic, lr, (0.9, 0.999)),

@@ -60,7 +60,7 @@ class Distribution(ABC):
         """What to watch: how wide the distribution is."""
 
     def candidates(self, n: int) -> tuple[Tensor, Tensor | None]:
-        """Actions to weight in Step 2 ``[N, B, D]``, and their log-probabilities if not sampled."""
+        """Actions that stand for the policy ``[N, B, D]``; their log-probabilities if not sampled."""
         return self.sample(n), None
 
     def cross_entropy(self, actions: Tensor, weights: Tensor) -> Tensor:
@@ -106,6 +106,9 @@ class Gaussian(Distribution):
     def mode(self) -> Tensor:
         return self.mean
 
+    def hybrids(self, target: Self) -> Mapping[str, Distribution]:
+        return {"mu": replace(target, mean=self.mean), "sigma": replace(self, mean=target.mean)}
+
     @abstractmethod
     def entropy(self) -> Tensor:
         """``[B]``."""
@@ -144,12 +147,6 @@ class DiagonalGaussian(Gaussian):
     def entropy(self) -> Tensor:
         return (self.stddev.log() + _HALF_LOG_TWO_PI + 0.5).sum(dim=-1)
 
-    def hybrids(self, target: Self) -> dict[str, DiagonalGaussian]:
-        return {
-            "mu": DiagonalGaussian(self.mean, target.stddev),
-            "sigma": DiagonalGaussian(target.mean, self.stddev),
-        }
-
     def part_kls(self, target: Self) -> dict[str, Tensor]:
         return {
             "mu": gaussian_kl_mean(self.mean, target.mean, target.stddev),
@@ -172,7 +169,7 @@ class DeterministicWithNoise(DiagonalGaussian):
 
     PARTS = ("mu",)
 
-    def hybrids(self, target: Self) -> dict[str, DiagonalGaussian]:
+    def hybrids(self, target: Self) -> Mapping[str, Distribution]:
         return {"mu": self}
 
     def part_kls(self, target: Self) -> dict[str, Tensor]:
@@ -203,12 +200,6 @@ class FullGaussian(Gaussian):
 
     def entropy(self) -> Tensor:
         return (self._log_diagonal() + _HALF_LOG_TWO_PI + 0.5).sum(dim=-1)
-
-    def hybrids(self, target: Self) -> dict[str, FullGaussian]:
-        return {
-            "mu": FullGaussian(self.mean, target.cholesky),
-            "sigma": FullGaussian(target.mean, self.cholesky),
-        }
 
     def part_kls(self, target: Self) -> dict[str, Tensor]:
         return {

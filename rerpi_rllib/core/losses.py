@@ -131,11 +131,10 @@ def _values(nets: ActorCritic, obs: Tensor, settings: LossSettings) -> Tensor:
     if nets.target_critic.learns_from_atoms:
         actions = policy.sample(settings.num_bootstrap_samples)
         return nets.target_critic.atoms(obs, actions).transpose(0, 1).flatten(1)
-    if settings.policy == "categorical":
-        actions, log_probs = policy.candidates(0)
-        return (log_probs.exp() * nets.target_critic(obs, actions)).sum(dim=0).unsqueeze(-1)
-    actions = policy.sample(settings.num_bootstrap_samples)
-    return nets.target_critic(obs, actions).mean(dim=0).unsqueeze(-1)
+    actions, log_probs = policy.candidates(settings.num_bootstrap_samples)
+    q_values = nets.target_critic(obs, actions)
+    values = q_values.mean(dim=0) if log_probs is None else (log_probs.exp() * q_values).sum(dim=0)
+    return values.unsqueeze(-1)
 
 
 @torch.no_grad()
@@ -266,9 +265,8 @@ def _weights(
             found = weights.identity_weights(q_values)
         else:
             found = weights.ranking_weights(q_values, settings.ranking_eta)
-        if (
-            log_prior is not None
-        ):  # All actions, where samples would come as often as they are likely.
+        if log_prior is not None:
+            # Of all actions; samples would come as often as they are likely.
             found = found * log_prior.exp()
         if settings.weighting == "identity":
             return found, loss, metrics
@@ -289,7 +287,6 @@ def _value_gradient_loss(
     # Through the online critic, whose own parameters stay out of this.
     frozen = {name: parameter.detach() for name, parameter in nets.critic.named_parameters()}
     q_values = torch.func.functional_call(nets.critic, frozen, (obs, actions))
-    loss = -q_values.mean()
-    loss = loss - settings.entropy_weight * online.entropy().mean()
+    loss = -q_values.mean() - settings.entropy_weight * online.entropy().mean()
     metrics = _moved(online, nets.target_policy(obs)) | online.metrics()
     return {"policy": loss}, {**metrics, "policy_loss": loss, "q_mean": q_values.mean()}

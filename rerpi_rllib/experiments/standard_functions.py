@@ -42,7 +42,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Iteration:
-    """The policy after an iteration: over many states, and at the state zero."""
+    """The policy at the start or after an iteration: over many states, and at the state zero."""
 
     value: float
     stddev: float
@@ -62,7 +62,7 @@ class _KnownFunction(Critic):
 
 
 def run(problem: Problem, seed: int) -> list[Iteration]:
-    """Improve a policy from a start that every state shares; its state before each iteration."""
+    """Improve a policy from a start that every state shares; the start and every iteration."""
     torch.manual_seed(seed)
     defaults = RERPIConfig()
     settings = LossSettings(
@@ -89,16 +89,17 @@ def run(problem: Problem, seed: int) -> list[Iteration]:
     nets.critic = nets.target_critic = function
     optimizers = make_optimizers(nets, problem.lr, defaults.dual_lr).values()
     test_states = 4.0 * torch.rand(1000, size, generator=torch.Generator().manual_seed(0)) - 2.0
-    found = []
-    for _ in range(problem.iterations + 1):
-        with torch.no_grad():
-            policy, at_zero = nets.policy(test_states), nets.policy(torch.zeros(1, size))
-            value = function(test_states, policy.sample(problem.num_actions)).mean()
-            found.append(
-                Iteration(
-                    float(value), float(policy.stddev.mean()), at_zero.mean[0], at_zero.stddev[0]
-                )
-            )
+
+    @torch.no_grad()
+    def look() -> Iteration:
+        policy, at_zero = nets.policy(test_states), nets.policy(torch.zeros(1, size))
+        value = function(test_states, policy.sample(problem.num_actions)).mean()
+        return Iteration(
+            float(value), float(policy.stddev.mean()), at_zero.mean[0], at_zero.stddev[0]
+        )
+
+    found = [look()]
+    for _ in range(problem.iterations):
         nets.target_policy = copy.deepcopy(nets.policy).requires_grad_(False)
         for _ in range(problem.steps_per_iteration):
             states = 4.0 * torch.rand(problem.num_states, size) - 2.0
@@ -108,4 +109,5 @@ def run(problem: Problem, seed: int) -> list[Iteration]:
             (losses["policy"] + losses["dual"]).backward()
             for optimizer in optimizers:
                 optimizer.step()
+        found.append(look())
     return found
