@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -22,8 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train, evaluate and compare RERPI and its relatives with Ray RLlib.",
 )
-
-_CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 @app.command()
@@ -68,8 +67,11 @@ def train(
     from rerpi_rllib.experiments.checkpoints import check_resumable
     from rerpi_rllib.experiments.plots import plot_runs
     from rerpi_rllib.experiments.settings import (
+        CONFIGS,
         DEFAULT_ENV,
+        Configuration,
         RunSettings,
+        find_file,
         parse_assignment,
         parse_json_object,
     )
@@ -82,7 +84,12 @@ def train(
         directory = _run_of(resume_from)
         settings = RunSettings.from_file(directory / RunSettings.FILE_NAME)
     elif words:
-        settings = RunSettings.from_file(Path(words[1]))
+        file = Configuration.from_file(find_file(words[1], CONFIGS))
+        settings = file.run
+        if env is None and len(file.tasks) > 1:
+            typer.echo(
+                f"{words[1]} is for {len(file.tasks)} tasks: training on {settings.env} (--env)."
+            )
     elif algo is None:
         raise ValueError("Say what to train: --algo RERPI, file FILE or --resume DIR.")
     else:
@@ -179,6 +186,90 @@ def plot(
 
 
 @app.command()
+def sweep(
+    name: Annotated[str, typer.Argument(help="A sweep of `rllib list sweeps`, or a YAML file.")],
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="All variants on one task, for a moment.")
+    ] = False,
+    cpu: Annotated[
+        Optional[bool],
+        typer.Option(help="The variant for machines without a GPU; by default if there is none."),
+    ] = None,
+    env: Annotated[Optional[list[str]], typer.Option(help="Other tasks; may be repeated.")] = None,
+    seeds: Annotated[Optional[int], typer.Option(help="Runs of each variant.")] = None,
+    set_: Annotated[
+        Optional[list[str]], typer.Option("--set", metavar="KEY=VALUE", help="One setting for all.")
+    ] = None,
+    stop: Annotated[Optional[str], typer.Option(help="When a run ends, as in `rllib train`.")] = None,
+    scheduler: Annotated[
+        Optional[str], typer.Option(help="asha or pbt: spend the time on the better trials.")
+    ] = None,
+    search: Annotated[
+        Optional[str], typer.Option(help="optuna: draw settings between the grid's values.")
+    ] = None,
+    num_samples: Annotated[int, typer.Option(help="Trials of a search.")] = 20,
+    storage_path: Annotated[Path, typer.Option(help="Where sweeps go.")] = Path("runs"),
+    directory_name: Annotated[
+        Optional[str], typer.Option("--name", help="The sweep's directory there.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
+) -> None:
+    """Run a sweep with Ray Tune, or what is left of it, and end with a figure and a table."""
+    from rerpi_rllib.experiments.settings import parse_assignment, parse_json_object
+    from rerpi_rllib.experiments.summary import summarise
+    from rerpi_rllib.experiments.sweeps import load, run_sweep
+    from rerpi_rllib.experiments.training import RunFailed
+
+    asked, file_name = load(
+        name,
+        on_cpu=cpu,
+        smoke=smoke,
+        env=env,
+        seeds=seeds,
+        config=dict(parse_assignment(text) for text in set_ or []),
+        stop=parse_json_object(stop, "--stop") if stop else None,
+    )
+    parts = [file_name, scheduler, search, "smoke" if smoke else None]
+    directory = (
+        (storage_path / (directory_name or "-".join(filter(None, parts)))).expanduser().resolve()
+    )
+    failed = run_sweep(
+        asked,
+        directory,
+        scheduler=scheduler,
+        search=search,
+        num_samples=num_samples,
+        command=shlex.join(["rllib", *sys.argv[1:]]),
+        quiet=quiet,
+    )
+    if len(failed) < len(asked.trials()):
+        summary, drawn = summarise(directory)
+        typer.echo(summary.markdown)
+        typer.echo(f"figure      {_shown(drawn)}")
+        typer.echo(f"next        rllib report {_shown(directory)}")
+    for trial, reason in failed.items():
+        typer.echo(f"failed      {trial}: {reason}")
+    if failed:
+        raise RunFailed(
+            f"{len(failed)} of the sweep's trials failed: {', '.join(failed)}. Logs are in "
+            f"{directory}; the same command tries them again."
+        )
+
+
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="Of a run or of a sweep.")],
+    output: Annotated[
+        Optional[Path], typer.Option(help="The HTML file; by default report.html in the directory.")
+    ] = None,
+) -> None:
+    """Write one self-contained HTML page about a run or a sweep."""
+    from rerpi_rllib.experiments.report import write_report
+
+    typer.echo(str(_shown(write_report(directory, output))))
+
+
+@app.command()
 def figure(
     name: Annotated[str, typer.Argument(help="landscape or standard-functions.")],
     output: Annotated[Path, typer.Option(help="The directory of the PNG and CSV files.")] = Path(
@@ -195,24 +286,29 @@ def figure(
 
 @app.command("list")
 def list_(
-    what: Annotated[Optional[str], typer.Argument(help="algos, envs, configs or figures.")] = None,
+    what: Annotated[
+        Optional[str], typer.Argument(help="algos, envs, configs, sweeps or figures.")
+    ] = None,
 ) -> None:
-    """Show the algorithms, environments, configurations and figures there are."""
+    """Show the algorithms, environments, configurations, sweeps and figures there are."""
     from rerpi_rllib import envs
     from rerpi_rllib.experiments.figures import FIGURES
-    from rerpi_rllib.experiments.settings import ALGORITHMS, RunSettings
+    from rerpi_rllib.experiments.settings import ALGORITHMS, CONFIGS, Configuration
+    from rerpi_rllib.experiments.sweeps import SWEEPS, Sweep
 
     def configs() -> list[str]:
-        lines = []
-        for path in sorted(_CONFIGS.glob("*.yaml")):
-            settings = RunSettings.from_file(path)
-            lines.append(f"configs/{path.name}: {settings.algo} on {settings.env}")
-        return lines
+        paths = sorted(CONFIGS.glob("*.yaml"))
+        return [f"configs/{p.name}: {Configuration.from_file(p).description}" for p in paths]
+
+    def sweeps() -> list[str]:
+        paths = sorted(SWEEPS.glob("*.yaml"))
+        return [f"{p.stem}: {Sweep.from_file(p, on_cpu=False).description}" for p in paths]
 
     kinds = {
         "algos": lambda: list(ALGORITHMS),
         "envs": envs.list_ids,
         "configs": configs,
+        "sweeps": sweeps,
         "figures": lambda: list(FIGURES),
     }
     if what is not None and what not in kinds:

@@ -50,6 +50,14 @@ def _sparkline(values: list[float], width: int = 40) -> str:
     return "".join(_BARS[round((v - low) * scale)] for v in picked)
 
 
+def _fraction_done(stop: Mapping[str, float], result: Mapping[str, Any]) -> float:
+    """The stopping rule that is nearest to its end; a return does not tell how far it is."""
+    parts = [
+        STOP_KEYS[key](result) / limit for key, limit in stop.items() if key != "return" and limit > 0
+    ]
+    return min(1.0, max(parts, default=0.0))
+
+
 class TrainingDisplay(Callback):
     """A live table on a terminal, a line every half minute elsewhere, nothing if ``quiet``."""
 
@@ -102,17 +110,9 @@ class TrainingDisplay(Callback):
         seconds = max(t1 - t0, 1e-9)
         return ((s1 - s0) / seconds, (u1 - u0) / seconds) if len(self._history) > 1 else (0.0, 0.0)
 
-    def _fraction_done(self, result: Mapping[str, Any]) -> float:
-        """The stopping rule that is nearest to its end; a return does not tell how far it is."""
-        parts = [
-            STOP_KEYS[key](result) / limit
-            for key, limit in self._stop.items()
-            if key != "return" and limit > 0
-        ]
-        return min(1.0, max(parts, default=0.0))
-
     def _time_left(self, result: Mapping[str, Any]) -> str:
-        now, then = self._fraction_done(result), self._fraction_done(self._first or result)
+        now = _fraction_done(self._stop, result)
+        then = _fraction_done(self._stop, self._first or result)
         if now <= then:
             return "?"
         return _clock((1.0 - now) * (time.monotonic() - self._started) / (now - then))
@@ -167,7 +167,7 @@ class TrainingDisplay(Callback):
             Text.assemble(
                 ("return ", "dim"), (self._return(), "bold"), "  ", _sparkline(self._returns)
             ),
-            ProgressBar(total=1.0, completed=self._fraction_done(result), width=60),
+            ProgressBar(total=1.0, completed=_fraction_done(self._stop, result), width=60),
         )
 
     def _line(self, result: Mapping[str, Any]) -> str:
@@ -185,3 +185,95 @@ class TrainingDisplay(Callback):
             + (f"temperature {metrics['temperature']:.3g}  " if "temperature" in metrics else "")
             + f"left {self._time_left(result) if self._stop else 'until Ctrl-C'}"
         )
+
+
+class SweepDisplay(Callback):
+    """The trials that run, live on a terminal; elsewhere a line for each that ends."""
+
+    def __init__(
+        self,
+        name: str,
+        total: int,
+        stop: Mapping[str, float],
+        quiet: bool = False,
+        console: Console | None = None,
+    ) -> None:
+        self._name, self._total, self._stop, self._quiet = name, total, stop, quiet
+        self._console = console or Console()
+        self._live: Live | None = None
+        self._results: dict[str, Mapping[str, Any]] = {}
+        self._shown_states: dict[str, str] = {}
+        self._started = time.monotonic()
+        self._done_before = 0.0
+
+    def setup(self, *args: Any, **kwargs: Any) -> None:
+        if self._quiet:
+            return
+        if self._console.is_terminal:
+            self._live = Live(Text(f"{self._name}: starting ..."), console=self._console)
+            self._live.start()
+        else:
+            self._console.print(f"{self._name}: {self._total} trials")
+
+    def on_step_begin(self, iteration, trials, **info: Any) -> None:
+        if not self._shown_states:
+            # Of a sweep that goes on: what was done before says nothing about the pace now.
+            self._shown_states = {trial.trial_id: trial.status for trial in trials}
+            self._done_before = self._done(trials)
+
+    def on_trial_result(self, iteration, trials, trial, result, **info: Any) -> None:
+        self._results[trial.trial_id] = result
+        if self._live:
+            self._live.update(self._table(trials))
+
+    def on_trial_complete(self, iteration, trials, trial, **info: Any) -> None:
+        self._say(trial, f"score {trial.last_result.get('score', math.nan):.1f}")
+
+    def on_trial_error(self, iteration, trials, trial, **info: Any) -> None:
+        self._say(trial, "failed")
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def _say(self, trial: Any, outcome: str) -> None:
+        if not self._quiet:
+            elapsed = _clock(time.monotonic() - self._started)
+            self._console.print(f"{elapsed}  {_trial_name(trial)}: {outcome}", soft_wrap=True)
+
+    def _done(self, trials: list[Any]) -> float:
+        """Trials that have ended, and the share of those that run."""
+        ended = sum(trial.status in ("TERMINATED", "ERROR") for trial in trials)
+        running = [trial.last_result for trial in trials if trial.status == "RUNNING"]
+        return ended + sum(_fraction_done(self._stop, r) for r in running if "time_total_s" in r)
+
+    def _table(self, trials: list[Any]) -> Group:
+        done, elapsed = self._done(trials), time.monotonic() - self._started
+        failed = sum(trial.status == "ERROR" for trial in trials)
+        pace = done - self._done_before
+        left = _clock((self._total - done) * elapsed / pace) if pace > 0 else "?"
+        table = Table(title_justify="left", box=None)
+        for name in ("running", "env steps", "return", ""):
+            table.add_column(name, style="dim" if not name else None)
+        for trial in trials:
+            result = self._results.get(trial.trial_id)
+            if trial.status == "RUNNING" and result:
+                table.add_row(
+                    _trial_name(trial),
+                    f"{env_steps(result):,}",
+                    f"{episode_return(result):.1f}",
+                    ProgressBar(total=1.0, completed=_fraction_done(self._stop, result), width=20),
+                )
+        ended = sum(trial.status == "TERMINATED" for trial in trials)
+        return Group(
+            Text(
+                f"{self._name}: {ended} of {self._total} done, {failed} failed, "
+                f"elapsed {_clock(elapsed)}, left {left}"
+            ),
+            table,
+        )
+
+
+def _trial_name(trial: Any) -> str:
+    return str(trial.path).rsplit("/", 1)[-1]

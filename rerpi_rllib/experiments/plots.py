@@ -1,94 +1,88 @@
-"""Learning curves from what Tune wrote."""
+"""Figures of runs: PNG and SVG, and a CSV file with what they show; readable in black and white."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
-from ray.tune.utils import flatten_dict
+from matplotlib.axes import Axes
 
-from rerpi_rllib.core.losses import LossSettings
-from rerpi_rllib.experiments.settings import RunSettings
+from rerpi_rllib.experiments.runs import Run, aligned, by_task, find_runs, group_runs
+from rerpi_rllib.experiments.statistics import bootstrap_interval, interquartile_mean
 
-_LEARNER = "learners/default_policy/"
-# The parts of a policy that may have a bound, and their shades of grey.
-_PARTS = {"mu": "k", "sigma": "0.6", "mixture": "0.8", "pi": "k"}
-# Names in the CSV file, and where a result has them.
-_COLUMNS = {
-    "env_steps": "num_env_steps_sampled_lifetime",
-    "updates": "num_updates_lifetime",
-    "time_s": "time_total_s",
-    "return": "env_runners/episode_return_mean",
-    "greedy_return": "evaluation/env_runners/episode_return_mean",
-    **{
-        name: _LEARNER + name
-        for name in (
-            *(f"kl_{part}{when}" for part in _PARTS for when in ("", "_at_target_update")),
-            *(f"alpha_{part}" for part in _PARTS),
-            *("kl_nonparametric", "temperature", "q_mean", "policy_stddev_mean"),
-            *("policy_entropy", "weights_ess", "critic_loss", "policy_loss"),
-        )
-    },
-}
-_STYLES = ("-", "--", ":", "-.")
-
-
-def load_run(directory: Path) -> pd.DataFrame:
-    """A run's curves; the parts of a resumed run one after the other.
-
-    From ``result.json``: a ``progress.csv`` has only the columns of its first row, and an evaluation
-    comes later.
-    """
-    rows = []
-    for path in sorted(directory.glob("**/result.json"), key=lambda p: p.stat().st_mtime):
-        for line in path.read_text().splitlines():
-            result = flatten_dict(json.loads(line))
-            rows.append({name: result.get(column) for name, column in _COLUMNS.items()})
-    if not rows:
-        raise ValueError(f"There is no result.json with results at or below {str(directory)!r}.")
-    table = pd.DataFrame(rows).astype(float).dropna(axis="columns", how="all")
-    if "greedy_return" in table:
-        # After an evaluation RLlib repeats its result once, then gives NaN.
-        table["greedy_return"] = table["greedy_return"].where(table["greedy_return"].diff() != 0)
-    # A part that was resumed from an older checkpoint repeats some steps: the later part counts.
-    later_minimum = table["env_steps"][::-1].cummin()[::-1].shift(-1)
-    return table[~(table["env_steps"] >= later_minimum)]
+_PART_COLORS = {"mu": "k", "sigma": "0.6", "mixture": "0.8", "pi": "k"}
+_COLORS = ("k", "0.45", "0.65", "0.25")
+_LINES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
+_MARKERS = "os^DvxP*"
+_MARKS_PER_LINE = 6
+_HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 
 
 def plot_runs(directories: Sequence[Path], output: Path | None = None) -> Path:
-    """Return, KLs against their bounds, multipliers and stddev; a CSV file with them beside.
-
-    Several runs go into one figure, told apart by the style of their lines.
+    """One run: return, KLs against their bounds, multipliers and stddev. Several: their returns,
+    one panel for each task and one line for each kind of run, with a band over its seeds.
     """
     output = output or directories[0] / "curves.png"
-    runs = {directory.resolve().name: load_run(directory) for directory in directories}
+    runs = find_runs(directories)
+    if len(runs) == 1:
+        drawn = run_figure(runs[0])
+    else:
+        groups = group_runs(runs)
+        drawn = comparison_figure(groups, best_metric(runs))
+    save(drawn, output)
+    write_curves(runs, output.with_suffix(".csv"))
+    return output
+
+
+def save(drawn: plt.Figure, output: Path) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    drawn.savefig(output, dpi=120)
+    drawn.savefig(output.with_suffix(".svg"))
+    plt.close(drawn)
+
+
+def write_curves(runs: Sequence[Run], output: Path) -> None:
+    tables = [
+        run.curves.assign(
+            run=run.directory.name,
+            task=run.task,
+            seed=run.settings.seed if run.settings else None,
+        )
+        for run in runs
+    ]
+    pd.concat(tables).to_csv(output, index=False, float_format="%.6g")
+
+
+def best_metric(runs: Sequence[Run]) -> str:
+    """Greedy evaluations if every run has them."""
+    return "greedy_return" if all("greedy_return" in run.curves for run in runs) else "return"
+
+
+def run_figure(run: Run) -> plt.Figure:
+    """What to look at in one run."""
     figure, axes = plt.subplots(2, 2, figsize=(10, 6.5), sharex=True, layout="constrained")
-    for number, (name, table) in enumerate(runs.items()):
-        run = f"{name}: " if len(runs) > 1 else ""
-        style = _STYLES[number % len(_STYLES)]
 
-        def draw(axis, column: str, label: str, scale: float = 1.0, **line) -> None:
-            if column in table:  # noqa: B023
-                known = table[column].notna()  # noqa: B023
-                line = {"linestyle": style, "label": run + label, **line}  # noqa: B023
-                axis.plot(table["env_steps"][known], table[column][known] / scale, **line)  # noqa: B023
+    def draw(axis: Axes, column: str, label: str, scale: float = 1.0, **line) -> None:
+        if column in run.curves:
+            known = run.curves[column].notna()
+            steps, values = run.curves["env_steps"][known], run.curves[column][known]
+            axis.plot(steps, values / scale, label=label, **line)
 
-        draw(axes[0, 0], "return", "training episodes", color="0.6")
-        draw(axes[0, 0], "greedy_return", "greedy evaluation", color="k", marker="o", markersize=3)
-        for part, bound in _bounds(directories[number]).items():
-            color = _PARTS[part]
-            draw(axes[0, 1], f"kl_{part}", f"kl_{part} / epsilon_{part}", bound, color=color)
-            draw(axes[1, 0], f"alpha_{part}", f"alpha_{part}", color=color)
-        draw(axes[1, 0], "temperature", "temperature", color="0.6", linewidth=0.8, marker=".")
-        draw(axes[1, 1], "policy_stddev_mean", "standard deviation", color="k")
-        draw(axes[1, 1], "policy_entropy", "entropy", color="0.6")
+    draw(axes[0, 0], "return", "training episodes", color="0.6")
+    draw(axes[0, 0], "greedy_return", "greedy evaluation", color="k", marker="o", markersize=3)
+    for part, bound in run.bounds().items():
+        color = _PART_COLORS[part]
+        draw(axes[0, 1], f"kl_{part}", f"kl_{part} / {bound:g}", bound, color=color)
+        draw(axes[1, 0], f"alpha_{part}", f"alpha_{part}", color=color)
+    draw(axes[1, 0], "temperature", "temperature", color="0.6", linewidth=0.8, marker=".")
+    draw(axes[1, 1], "policy_stddev_mean", "standard deviation", color="k")
+    draw(axes[1, 1], "policy_entropy", "entropy", color="0.6")
     axes[0, 0].set_title("return")
     axes[0, 1].set_title("KL divided by its bound")
     axes[0, 1].axhline(1.0, color="0.8", linewidth=1)
@@ -96,33 +90,132 @@ def plot_runs(directories: Sequence[Path], output: Path | None = None) -> Path:
     axes[1, 0].set_title("multipliers")
     axes[1, 0].set_yscale("log")
     axes[1, 1].set_title("width of the policy")
-    for axis in axes.flat:
+    _finish(axes.flat)
+    name = run.directory.name
+    figure.suptitle(f"{run.settings.algo} on {run.settings.env}" if run.settings else name)
+    return figure
+
+
+def speed_figure(run: Run) -> plt.Figure:
+    """Steps and updates a second, over the run."""
+    figure, axis = plt.subplots(figsize=(10, 2.6), layout="constrained")
+    for column, style, label in (("env_steps", "k-", "env steps/s"), ("updates", "k--", "updates/s")):
+        if column in run.curves:
+            table = run.curves[["env_steps", "time_s", column]].set_axis([*"xty"], axis=1).diff()
+            speed = table["y"] / table["t"].where(table["t"] > 0)
+            axis.plot(run.curves["env_steps"], speed, style, label=label, linewidth=0.8)
+    axis.set(title="speed", ylim=(0, None))
+    _finish([axis])
+    return figure
+
+
+def _finish(axes) -> None:
+    for axis in axes:
         axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=7)
-    for axis in axes[1]:
-        axis.set_xlabel("environment steps")
-    figure.suptitle(_title(directories[0]))
-    figure.savefig(output, dpi=120)
-    plt.close(figure)
-    tables = [table.assign(run=name) for name, table in runs.items()]
-    pd.concat(tables).to_csv(output.with_suffix(".csv"), index=False, float_format="%.6g")
-    return output
+        if axis.get_subplotspec().is_last_row():
+            axis.set_xlabel("environment steps")
 
 
-def _title(directory: Path) -> str:
-    path = directory / RunSettings.FILE_NAME
-    if not path.is_file():
-        return directory.name
-    settings = RunSettings.from_file(path)
-    return f"{settings.algo} on {settings.env}"
+def comparison_figure(
+    groups: Mapping[str, Sequence[Run]], metric: str, title: str = ""
+) -> plt.Figure:
+    """Learning curves: a panel for each task, a line and a band for each group."""
+    tasks = list(by_task([run for runs in groups.values() for run in runs]))
+    columns = min(4, len(tasks))
+    rows = -(-len(tasks) // columns)
+    figure, axes = plt.subplots(
+        rows,
+        columns,
+        figsize=(max(6.0, 4.2 * columns), 3.4 * rows),
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis in axes.flat[len(tasks) :]:
+        axis.remove()
+    for axis, task in zip(axes.flat, tasks):
+        draw_groups(axis, {g: by_task(runs).get(task, []) for g, runs in groups.items()}, metric)
+        axis.set(title=task, xlabel="environment steps")
+    axes[0, 0].set_ylabel(metric.replace("_", " "))
+    figure.suptitle(title or "mean over seeds, band: one standard deviation", fontsize="medium")
+    return figure
 
 
-def _bounds(directory: Path) -> dict[str, float]:
-    """The bounds of Step 3 in a run, by the parts of the policy."""
-    names = [field.name for field in fields(LossSettings)]
-    for path in directory.glob("**/params.json"):
-        params = json.loads(path.read_text())
-        if set(names) <= set(params):
-            return LossSettings(**{name: params[name] for name in names}).epsilons
-    return {}
+def draw_groups(axis: Axes, groups: Mapping[str, Sequence[Run]], metric: str) -> None:
+    """Mean over the runs of each group, and a band of one standard deviation."""
+    for number, (label, runs) in enumerate(groups.items()):
+        steps, curves = aligned(runs, metric)
+        if not len(steps):
+            continue
+        color = _COLORS[number % len(_COLORS)]
+        mean, std = curves.mean(axis=0), curves.std(axis=0)
+        every = max(1, len(steps) // _MARKS_PER_LINE)
+        axis.plot(
+            steps,
+            mean,
+            color=color,
+            linestyle=_LINES[number % len(_LINES)],
+            marker=_MARKERS[number % len(_MARKERS)],
+            markersize=4,
+            markevery=(number % every, every),
+            label=f"{label} ({len(curves)})",
+        )
+        axis.fill_between(steps, mean - std, mean + std, color=color, alpha=0.15, linewidth=0)
+    axis.grid(alpha=0.3)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(fontsize=7)
+
+
+def bar_figure(table: pd.DataFrame, title: str) -> plt.Figure:
+    """Last scores over a suite: a bar for each task and group, its stddev as a whisker; on the right
+    the interquartile mean over all tasks of the normalised scores, with a 95 % interval.
+
+    Args:
+        table: of :func:`rerpi_rllib.experiments.runs.scores`, with a column "normalised".
+    """
+    groups, tasks = list(table["group"].unique()), list(table["task"].unique())
+    figure, (bars, total) = plt.subplots(
+        1,
+        2,
+        figsize=(max(9.0, 0.45 * len(tasks) * len(groups) + 4.0), 4.5),
+        width_ratios=(max(3, len(tasks)), 2),
+        layout="constrained",
+    )
+    width = 0.8 / len(groups)
+    for number, group in enumerate(groups):
+        look = {
+            "color": str(0.35 + 0.55 * number / max(1, len(groups) - 1)),
+            "edgecolor": "k",
+            "hatch": _HATCHES[number % len(_HATCHES)],
+            "linewidth": 0.6,
+        }
+        of_group = table[table["group"] == group]
+        by = of_group.groupby("task")["normalised"]
+        mean, std = by.mean().reindex(tasks), by.std(ddof=0).reindex(tasks)
+        offset = (number - (len(groups) - 1) / 2) * width
+        bars.bar(
+            np.arange(len(tasks)) + offset, mean, width, yerr=std, capsize=2, label=group, **look
+        )
+        matrix = score_matrix(of_group, "normalised")
+        low, high = bootstrap_interval(interquartile_mean, matrix)
+        middle = interquartile_mean(matrix)
+        whisker = [[max(0.0, middle - low)], [max(0.0, high - middle)]]
+        total.bar(number, middle, 0.8, yerr=whisker, capsize=3, **look)
+    bars.set_xticks(range(len(tasks)), tasks, rotation=60 if len(tasks) > 4 else 0, fontsize=8)
+    bars.set(ylabel="normalised score", title="each task: mean, stddev over seeds")
+    bars.legend(fontsize=8)
+    total.set_xticks(range(len(groups)), groups, rotation=30, fontsize=8)
+    total.set_title("all: IQM, 95 % interval")
+    for axis in (bars, total):
+        axis.grid(alpha=0.3, axis="y")
+        axis.set_axisbelow(True)
+    figure.suptitle(title)
+    return figure
+
+
+def score_matrix(table: pd.DataFrame, column: str) -> np.ndarray:
+    """[runs, tasks] from rows of runs; only as many runs as every task has."""
+    columns = [of_task[column].dropna().to_numpy() for _, of_task in table.groupby("task")]
+    runs = min(len(values) for values in columns)
+    return np.stack([values[:runs] for values in columns], axis=1)

@@ -5,16 +5,22 @@ from __future__ import annotations
 import ast
 import difflib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+import os
+import platform
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     EPISODE_RETURN_MEAN,
+    EVALUATION_RESULTS,
     LEARNER_RESULTS,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
 )
@@ -31,6 +37,8 @@ ALGORITHMS: dict[str, type[RERPIConfig]] = {
 }
 PRESETS = ("compact",)
 DEFAULT_ENV = "dm_control/cartpole-swingup-v0"
+VERSIONS_FILE = "versions.json"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
@@ -49,6 +57,11 @@ def updates(result: Mapping[str, Any]) -> int:
 def episode_return(result: Mapping[str, Any]) -> float:
     """Mean return of the last episodes; NaN before the first one has ended."""
     return float(result.get(ENV_RUNNER_RESULTS, {}).get(EPISODE_RETURN_MEAN, float("nan")))
+
+
+def greedy_return(result: Mapping[str, Any]) -> float:
+    """Mean return of an evaluation; NaN where there was none."""
+    return episode_return(result.get(EVALUATION_RESULTS) or {})
 
 
 def learner_metrics(result: Mapping[str, Any]) -> Mapping[str, float]:
@@ -80,35 +93,37 @@ class RunSettings:
 
     @classmethod
     def from_mapping(cls, given: Any, source: str) -> RunSettings:
-        if not isinstance(given, dict):
-            raise ValueError(f"{source} must be a mapping of settings, not {type(given).__name__}.")
-        known = set(asdict(cls()))
-        for key in given:
-            if key not in known:
-                raise ValueError(
-                    f"Unknown key {key!r} in {source}.{_nearest(str(key), known)} "
-                    f"Allowed: {', '.join(sorted(known))}."
-                )
-        given = {key: value for key, value in given.items() if value is not None}
-        for key in ("config", "stop"):
-            if not isinstance(given.get(key, {}), dict):
-                raise ValueError(f"{key} in {source} must be a mapping, not {given[key]!r}.")
-        return cls(**given)
+        return cls(**check_keys(given, cls, source, mappings=("config", "stop")))
 
     @classmethod
     def from_file(cls, path: Path) -> RunSettings:
-        if not path.is_file():
-            raise ValueError(f"There is no file {str(path)!r}.")
-        try:
-            return cls.from_mapping(yaml.safe_load(path.read_text()), str(path))
-        except yaml.YAMLError as error:
-            raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        """The run that a file describes; if it lists several tasks, on the first."""
+        return Configuration.from_file(path).run
 
     def save(self, directory: Path) -> None:
-        (directory / self.FILE_NAME).write_text(json.dumps(asdict(self), indent=2) + "\n")
+        """Write ``run.json``, and beside it with which versions the run is made."""
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / self.FILE_NAME, asdict(self))
+        write_json(directory / VERSIONS_FILE, _versions())
 
-    def build_config(self) -> RERPIConfig:
-        """The algorithm's configuration, checked; raises ``ValueError`` on anything wrong."""
+    def command(self) -> str:
+        """What to type to repeat the run."""
+        words = ["rllib", "train", "--algo", self.algo, "--env", self.env]
+        if self.preset is not None:
+            words += ["--preset", self.preset]
+        if self.seed is not None:
+            words += ["--seed", str(self.seed)]
+        for option, value in (("--config", self.config), ("--stop", self.stop)):
+            if value:
+                words += [option, json.dumps(value)]
+        return shlex.join(words)
+
+    def build_config(self, check_env: bool = True) -> RERPIConfig:
+        """The algorithm's configuration, checked; raises ``ValueError`` on anything wrong.
+
+        Args:
+            check_env: also build the environment, to see whether its spaces are supported.
+        """
         if self.algo not in ALGORITHMS:
             raise ValueError(
                 f"Unknown algorithm {self.algo!r}.{_nearest(self.algo, ALGORITHMS)} "
@@ -138,7 +153,8 @@ class RunSettings:
         # On a copy: what validation fills in from the machine is decided where the run takes place.
         config.copy(copy_frozen=False).validate()
         self._check_stop()
-        self._check_env(config)
+        if check_env:
+            self._check_env(config)
         return config
 
     def _check_stop(self) -> None:
@@ -159,6 +175,85 @@ class RunSettings:
             raise ValueError(f"{self.env}: {error}") from None
         finally:
             env.close()
+
+
+@dataclass
+class Configuration:
+    """A file of ``configs/``: what a run needs, for one task or for a group of them."""
+
+    run: RunSettings
+    tasks: list[str]
+    description: str
+
+    @classmethod
+    def from_file(cls, path: Path) -> Configuration:
+        given = read_yaml(path)
+        if not isinstance(given, dict):
+            raise ValueError(f"{path} must be a mapping of settings, not {type(given).__name__}.")
+        description = str(given.pop("description", ""))
+        tasks = given.get("env") or DEFAULT_ENV
+        tasks = tasks if isinstance(tasks, list) else [tasks]
+        run = RunSettings.from_mapping({**given, "env": tasks[0]}, str(path))
+        return cls(run, tasks, description or f"{run.algo} on {run.env}")
+
+
+def find_file(name: str, directory: Path) -> Path:
+    """A file by its path, or one of ours by its name."""
+    path = directory / f"{name}.yaml"
+    if path.is_file():
+        return path
+    if Path(name).is_file():
+        return Path(name)
+    known = [path.stem for path in sorted(directory.glob("*.yaml"))]
+    raise ValueError(
+        f"There is no file {name!r} and no {directory.name}/{name}.yaml.{_nearest(name, known)} "
+        f"Allowed: {', '.join(known)}."
+    )
+
+
+def check_keys(
+    given: Any, settings: type, source: str, mappings: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What was given for a dataclass of settings, without what was left empty."""
+    if not isinstance(given, dict):
+        raise ValueError(f"{source} must be a mapping of settings, not {type(given).__name__}.")
+    known = [field.name for field in fields(settings)]
+    for key in given:
+        if key not in known:
+            raise ValueError(
+                f"Unknown key {key!r} in {source}.{_nearest(str(key), known)} "
+                f"Allowed: {', '.join(sorted(known))}."
+            )
+    given = {key: value for key, value in given.items() if value is not None}
+    for key in mappings:
+        if not isinstance(given.get(key, {}), dict):
+            raise ValueError(f"{key} in {source} must be a mapping, not {given[key]!r}.")
+    return given
+
+
+def read_yaml(path: Path) -> Any:
+    if not path.is_file():
+        raise ValueError(f"There is no file {str(path)!r}.")
+    try:
+        return yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def _versions() -> dict[str, str]:
+    packages = ("rerpi-rllib", "ray", "torch", "gymnasium", "dm_control", "mujoco", "numpy")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return {
+        "python": platform.python_version(),
+        **{package: version(package) for package in packages},
+        "system": platform.platform(),
+        "cpus": str(os.cpu_count()),
+        "gpu": device,
+    }
 
 
 def parse_value(text: str) -> Any:

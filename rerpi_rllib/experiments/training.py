@@ -53,7 +53,7 @@ class Outcome:
     interrupted: bool
 
 
-class _Stop(Stopper):
+class StopRules(Stopper):
     """Stops at the first of the rules that is met, or once the user has pressed Ctrl-C."""
 
     def __init__(self, rules: Mapping[str, float]) -> None:
@@ -69,15 +69,16 @@ class _Stop(Stopper):
         return False
 
 
-class _CheckpointByTime(Callback):
+class CheckpointByTime(Callback):
     """A checkpoint every few minutes, however long an iteration is and however large the replay."""
 
     def __init__(self) -> None:
-        self._last = time.monotonic()
+        self._last: dict[str, float] = {}
 
     def on_trial_result(self, iteration, trials, trial, result, **info: Any) -> None:
-        if time.monotonic() - self._last >= _SECONDS_BETWEEN_CHECKPOINTS:
-            self._last = time.monotonic()
+        now = time.monotonic()
+        if now - self._last.setdefault(trial.trial_id, now) >= _SECONDS_BETWEEN_CHECKPOINTS:
+            self._last[trial.trial_id] = now
             result[SHOULD_CHECKPOINT] = True
 
 
@@ -126,7 +127,7 @@ def has_no_gpu(config: RERPIConfig) -> bool:
     )
 
 
-def _start_ray(config: RERPIConfig) -> None:
+def start_ray(config: RERPIConfig) -> None:
     """Connect to the cluster that RAY_ADDRESS names, or start Ray on this machine."""
     options: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
     if "RAY_ADDRESS" not in os.environ:
@@ -168,10 +169,9 @@ def train(
         directory: the run's own directory; a resumed run goes on in the one it had.
         resume_from: a checkpoint to go on from.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     settings.save(directory)
     part = 1 + sum(child.is_dir() for child in directory.glob("part-*"))
-    stop = _Stop(settings.stop)
+    stop = StopRules(settings.stop)
     display = TrainingDisplay(
         f"{settings.algo} on {settings.env}",
         settings.stop,
@@ -187,14 +187,14 @@ def train(
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous = signal.signal(signal.SIGINT, on_interrupt) if in_main_thread else None
     try:
-        _start_ray(config)
+        start_ray(config)
         analysis = tune.run(
             settings.algo,
             name=directory.name,
             storage_path=str(directory.parent),
             config=config.to_dict(),
             stop=stop,
-            callbacks=[_CheckpointByTime(), display],
+            callbacks=[CheckpointByTime(), display],
             checkpoint_config=CheckpointConfig(checkpoint_at_end=True, num_to_keep=_CHECKPOINTS_KEPT),
             trial_dirname_creator=lambda trial: f"part-{part}",
             restore=str(resume_from) if resume_from else None,
@@ -213,9 +213,13 @@ def train(
     (trial,) = analysis.trials
     logs = directory / f"part-{part}"
     if trial.status != Trial.TERMINATED:
-        reason = _reason(str(trial.get_error() or trial.status))
+        reason = failure_reason(trial)
         raise RunFailed(f"The run failed: {reason}. Its log is {logs / 'error.txt'}.")
     return Outcome(directory, newest_checkpoint(logs), display.last_return, stop.interrupted)
+
+
+def failure_reason(trial: Trial) -> str:
+    return _reason(str(trial.get_error() or trial.status))
 
 
 def _reason(traceback: str) -> str:
