@@ -14,6 +14,17 @@ from conftest import SMALL
 
 ROOT = Path(__file__).parents[1]
 RLLIB = [sys.executable, "-c", "from rerpi_rllib.cli import main; main()"]
+FAILING_ENV = (
+    "import gymnasium as gym, numpy as np\n"
+    "class Failing(gym.Env):\n"
+    "    observation_space = gym.spaces.Box(-1, 1, (2,))\n"
+    "    action_space = gym.spaces.Box(-1, 1, (1,))\n"
+    "    def reset(self, *, seed=None, options=None):\n"
+    "        return np.zeros(2, np.float32), {}\n"
+    "    def step(self, action):\n"
+    "        raise OSError('the robot is on fire')\n"
+    "gym.register('Failing-v0', Failing)\n"
+)
 
 
 def _rllib(*arguments, cwd=ROOT, timeout=300):
@@ -123,17 +134,7 @@ def test_a_file_with_options_on_top(tmp_path):
 
 
 def test_a_failing_environment_is_a_failed_run(tmp_path):
-    (tmp_path / "failing.py").write_text(
-        "import gymnasium as gym, numpy as np\n"
-        "class Failing(gym.Env):\n"
-        "    observation_space = gym.spaces.Box(-1, 1, (2,))\n"
-        "    action_space = gym.spaces.Box(-1, 1, (1,))\n"
-        "    def reset(self, *, seed=None, options=None):\n"
-        "        return np.zeros(2, np.float32), {}\n"
-        "    def step(self, action):\n"
-        "        raise OSError('the robot is on fire')\n"
-        "gym.register('Failing-v0', Failing)\n"
-    )
+    (tmp_path / "failing.py").write_text(FAILING_ENV)
     command = [
         *(*RLLIB, "train", "--algo", "RERPI", "--env", "failing:Failing-v0", "--name", "x"),
         *("--preset", "compact", "--storage-path", str(tmp_path)),

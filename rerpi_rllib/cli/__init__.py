@@ -242,7 +242,7 @@ def sweep(
         command=shlex.join(["rllib", *sys.argv[1:]]),
         quiet=quiet,
     )
-    if len(failed) < len(asked.trials()):
+    if len(failed) < (num_samples if search else len(asked.trials())):
         summary, drawn = summarise(directory)
         typer.echo(summary.markdown)
         typer.echo(f"figure      {_shown(drawn)}")
@@ -271,17 +271,30 @@ def report(
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="landscape or standard-functions.")],
-    output: Annotated[Path, typer.Option(help="The directory of the PNG and CSV files.")] = Path(
+    name: Annotated[str, typer.Argument(help="A figure of `rllib list figures`.")],
+    output: Annotated[Path, typer.Option(help="The directory of the PNG, SVG and CSV files.")] = Path(
         "figures"
     ),
-    seeds: Annotated[int, typer.Option(help="Runs of each kind.")] = 5,
-    iterations: Annotated[Optional[int], typer.Option(help="Shorter or longer runs.")] = None,
+    seeds: Annotated[Optional[int], typer.Option(help="Runs of each kind.")] = None,
+    iterations: Annotated[
+        Optional[int], typer.Option(help="Shorter or longer runs on known functions.")
+    ] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Shorter sweeps.")] = False,
+    storage_path: Annotated[Path, typer.Option(help="Where the sweeps' runs are.")] = Path("runs"),
 ) -> None:
     """Make a figure of the paper from runs of its own."""
     from rerpi_rllib.experiments.figures import figure as make
 
-    typer.echo(str(_shown(make(name, output, seeds=seeds, iterations=iterations, report=typer.echo))))
+    drawn = make(
+        name,
+        output,
+        seeds=seeds,
+        iterations=iterations,
+        smoke=smoke,
+        storage_path=storage_path,
+        report=typer.echo,
+    )
+    typer.echo(str(_shown(drawn)))
 
 
 @app.command("list")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rerpi_rllib import envs
+from rerpi_rllib.algorithm.env_runner import ToEnvUnits
 from rerpi_rllib.algorithm.rl_module import act
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.experiments.checkpoints import config_state, load_networks, newest_checkpoint
@@ -30,6 +31,7 @@ def evaluate(
     state = config_state(checkpoint)
     nets = load_networks(checkpoint)
     env = envs.make(state["env"], render=video is not None, **state["env_config"])
+    to_env_units = ToEnvUnits(env.action_space)
     torch.manual_seed(seed)
     returns, lengths = [], []
     frames = _VideoWriter(video, env) if video else None
@@ -41,9 +43,7 @@ def evaluate(
                 if frames and episode == 0:
                     frames.add(env.render())
                 action = _act(nets, observation, stochastic)
-                observation, reward, terminated, truncated, _ = env.step(
-                    _to_env_units(action, env.action_space)
-                )
+                observation, reward, terminated, truncated, _ = env.step(to_env_units(action))
                 total, length, done = total + float(reward), length + 1, terminated or truncated
             returns.append(total)
             lengths.append(length)
@@ -64,14 +64,6 @@ def evaluate(
 @torch.no_grad()
 def _act(nets: ActorCritic, observation: np.ndarray, stochastic: bool) -> np.ndarray:
     return act(nets, torch.as_tensor(observation)[None], stochastic)[0][0].numpy()
-
-
-def _to_env_units(action: np.ndarray, space: Any) -> np.ndarray:
-    """The policy's ``[-1, 1]`` to the environment's bounds, as RLlib does while training."""
-    if not isinstance(space, gym.spaces.Box) or not space.is_bounded():
-        return action
-    action = space.low + (np.clip(action, -1.0, 1.0) + 1.0) * (space.high - space.low) / 2.0
-    return np.clip(action, space.low, space.high).astype(space.dtype)
 
 
 class _VideoWriter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,10 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Ellipse
 
 from rerpi_rllib.envs.standard_functions import FUNCTIONS
+from rerpi_rllib.experiments import plots
 from rerpi_rllib.experiments.standard_functions import Iteration, Problem, run
+from rerpi_rllib.experiments.summary import summarise
+from rerpi_rllib.experiments.sweeps import load, run_sweep
 
 Report = Callable[[str], None]
 
@@ -30,21 +33,69 @@ _SHARES = (0.0, 0.15, 0.3, 0.5)
 
 
 def figure(
-    name: str, directory: Path, *, seeds: int, iterations: int | None, report: Report = print
+    name: str,
+    directory: Path,
+    *,
+    seeds: int | None = None,
+    iterations: int | None = None,
+    smoke: bool = False,
+    storage_path: Path = Path("runs"),
+    report: Report = print,
 ) -> Path:
-    """Run what the figure shows and draw it; ``iterations`` shortens the runs."""
+    """Run what the figure shows and draw it.
+
+    Args:
+        directory: where the PNG, SVG and CSV files go.
+        seeds: runs of each kind; by default 5, or what the sweep says.
+        iterations: shortens the runs on known functions.
+        smoke: shortens the sweeps.
+        storage_path: where the sweeps' runs are, or go; what is there is not run again.
+    """
     if name not in FIGURES:
         raise ValueError(f"Unknown figure {name!r}. Allowed: {', '.join(FIGURES)}.")
     for option, value in (("--seeds", seeds), ("--iterations", iterations)):
         if value is not None and value < 1:
             raise ValueError(f"{option} {value} is not allowed: it must be at least 1.")
-    directory.mkdir(parents=True, exist_ok=True)
     output = directory / f"{name}.png"
-    drawn, table = FIGURES[name](seeds, iterations, report)
-    drawn.savefig(output, dpi=120)
-    plt.close(drawn)
+    make = FIGURES[name]
+    if callable(make):
+        drawn, table = make(seeds or 5, iterations, report)
+        plots.save(drawn, output)
+    elif iterations is not None:
+        raise ValueError(f"--iterations is not for {name}, which is made of sweeps: see --smoke.")
+    else:
+        table = _sweeps(make, output, seeds, smoke, storage_path, report)
     table.to_csv(output.with_suffix(".csv"), index=False, float_format="%.5g")
     return output
+
+
+def _sweeps(
+    names: Sequence[str],
+    output: Path,
+    seeds: int | None,
+    smoke: bool,
+    storage_path: Path,
+    report: Report,
+) -> pd.DataFrame:
+    """Run or complete sweeps: a panel for each of them and its tasks, bars if there are several."""
+    summaries = []
+    for name in names:
+        sweep, _ = load(name, seeds=seeds, smoke=smoke)
+        directory = (storage_path / (f"{name}-smoke" if smoke else name)).expanduser().resolve()
+        failed = run_sweep(sweep, directory, command=f"rllib sweep {name}")
+        report(f"{name}: {directory}" + (f", failed: {', '.join(failed)}" if failed else ""))
+        summaries.append(summarise(directory)[0])
+    panels = {
+        f"{summary.directory.name}: {task}": groups
+        for summary in summaries
+        for task, groups in plots.task_panels(summary.groups).items()
+    }
+    plots.save(plots.panels_figure(panels, summaries[0].metric), output)
+    for summary in summaries:
+        if summary.scores["task"].nunique() > 1:
+            drawn = plots.bar_figure(summary.scores, f"last {summary.metric}")
+            plots.save(drawn, output.with_name(f"{output.stem}-scores.png"))
+    return pd.concat([s.scores.assign(sweep=s.directory.name) for s in summaries])
 
 
 def _run_all(
@@ -169,7 +220,13 @@ def _standard_functions(
     return drawn, _rows(found)
 
 
-FIGURES: dict[str, Callable[[int, int | None, Report], tuple[plt.Figure, pd.DataFrame]]] = {
+# What makes each: a function, or sweeps.
+FIGURES: dict[
+    str, Callable[[int, int | None, Report], tuple[plt.Figure, pd.DataFrame]] | tuple[str, ...]
+] = {
     "landscape": _landscape,
     "standard-functions": _standard_functions,
+    "ablations": ("no_kl_bound", "epsilon_mu", "epsilon_sigma"),
+    "control-suite": ("baselines",),
+    "weighting": ("weighting",),
 }

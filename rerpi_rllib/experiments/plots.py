@@ -33,8 +33,7 @@ def plot_runs(directories: Sequence[Path], output: Path | None = None) -> Path:
     if len(runs) == 1:
         drawn = run_figure(runs[0])
     else:
-        groups = group_runs(runs)
-        drawn = comparison_figure(groups, best_metric(runs))
+        drawn = panels_figure(task_panels(group_runs(runs)), best_metric(runs))
     save(drawn, output)
     write_curves(runs, output.with_suffix(".csv"))
     return output
@@ -118,13 +117,18 @@ def _finish(axes) -> None:
             axis.set_xlabel("environment steps")
 
 
-def comparison_figure(
-    groups: Mapping[str, Sequence[Run]], metric: str, title: str = ""
+def task_panels(groups: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, list[Run]]]:
+    """Groups of runs, for each task."""
+    tasks = by_task([run for runs in groups.values() for run in runs])
+    return {task: {g: by_task(runs).get(task, []) for g, runs in groups.items()} for task in tasks}
+
+
+def panels_figure(
+    panels: Mapping[str, Mapping[str, Sequence[Run]]], metric: str, title: str = ""
 ) -> plt.Figure:
-    """Learning curves: a panel for each task, a line and a band for each group."""
-    tasks = list(by_task([run for runs in groups.values() for run in runs]))
-    columns = min(4, len(tasks))
-    rows = -(-len(tasks) // columns)
+    """Learning curves: panels of groups of runs by their titles, a line and a band for each group."""
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
     figure, axes = plt.subplots(
         rows,
         columns,
@@ -132,17 +136,17 @@ def comparison_figure(
         squeeze=False,
         layout="constrained",
     )
-    for axis in axes.flat[len(tasks) :]:
+    for axis in axes.flat[len(panels) :]:
         axis.remove()
-    for axis, task in zip(axes.flat, tasks):
-        draw_groups(axis, {g: by_task(runs).get(task, []) for g, runs in groups.items()}, metric)
-        axis.set(title=task, xlabel="environment steps")
+    for axis, (panel, groups) in zip(axes.flat, panels.items()):
+        _draw_groups(axis, groups, metric)
+        axis.set(title=panel, xlabel="environment steps")
     axes[0, 0].set_ylabel(metric.replace("_", " "))
     figure.suptitle(title or "mean over seeds, band: one standard deviation", fontsize="medium")
     return figure
 
 
-def draw_groups(axis: Axes, groups: Mapping[str, Sequence[Run]], metric: str) -> None:
+def _draw_groups(axis: Axes, groups: Mapping[str, Sequence[Run]], metric: str) -> None:
     """Mean over the runs of each group, and a band of one standard deviation."""
     for number, (label, runs) in enumerate(groups.items()):
         steps, curves = aligned(runs, metric)

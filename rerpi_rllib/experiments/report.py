@@ -7,6 +7,7 @@ import html
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,7 @@ def _run(run: Run) -> list[str]:
     if run.settings:
         parts += [
             _heading("Settings"),
-            _pairs({"algo": settings.algo, "env": settings.env, "preset": settings.preset}),
-            _pairs({**settings.config, **{f"stop {k}": v for k, v in settings.stop.items()}}),
+            _pairs({key: value for key, value in asdict(settings).items() if value != {}}),
             _details("all settings of the algorithm", _pairs(_all_settings(run))),
         ]
     return [*parts, _heading("Versions"), _pairs(run.versions)]

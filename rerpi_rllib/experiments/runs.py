@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +91,15 @@ def find_runs(directories: Sequence[Path]) -> list[Run]:
         if len(found) <= 1:
             runs.append(load_run(found[0] if found else directory))
             continue
-        loaded = [load_run(path) for path in found if any(path.glob("**/result.json"))]
+        loaded = [load_run(path) for path in found if _has_results(path)]
         if not loaded:
             raise ValueError(f"No run below {str(directory)!r} has a result yet.")
         runs += loaded
     return runs
+
+
+def _has_results(directory: Path) -> bool:
+    return any(path.stat().st_size for path in directory.glob("**/result.json"))
 
 
 def _curves(directory: Path) -> pd.DataFrame:
@@ -123,21 +127,9 @@ def _curves(directory: Path) -> pd.DataFrame:
     return table[~(table["env_steps"] >= later_minimum)]
 
 
-def _flat(run: Run) -> dict[str, Any]:
-    """What was asked for in a run, but for its seed, by name."""
-    if run.settings is None:
-        return {"run": run.directory.name}
-    asked = asdict(run.settings)
-    return {
-        **{key: asked[key] for key in ("algo", "preset")},
-        **asked["config"],
-        **{f"stop {key}": value for key, value in asked["stop"].items()},
-    }
-
-
 def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs that differ in seed and task only go together, by what tells them from the others."""
-    asked = [_flat(run) for run in runs]
+    asked = [run.settings.flat() if run.settings else {"run": run.directory.name} for run in runs]
     keys = list(dict.fromkeys(key for settings in asked for key in settings))
     telling = [key for key in keys if len({repr(settings.get(key)) for settings in asked}) > 1]
     groups: dict[str, list[Run]] = {}

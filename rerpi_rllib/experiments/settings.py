@@ -106,6 +106,11 @@ class RunSettings:
         write_json(directory / self.FILE_NAME, asdict(self))
         write_json(directory / VERSIONS_FILE, _versions())
 
+    def flat(self) -> dict[str, Any]:
+        """What was asked for, but for task and seed, by one name each."""
+        stop = {f"stop {key}": value for key, value in self.stop.items()}
+        return {"algo": self.algo, "preset": self.preset, **self.config, **stop}
+
     def command(self) -> str:
         """What to type to repeat the run."""
         words = ["rllib", "train", "--algo", self.algo, "--env", self.env]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +46,21 @@ def load_sweep(directory: Path) -> Summary:
     path = directory / Sweep.FILE_NAME
     if not path.is_file():
         raise ValueError(f"{str(directory)!r} is not a sweep's directory: it has no {path.name}.")
-    metric = json.loads(path.read_text())["metric"]
-    groups = group_runs(find_runs([directory]))
-    found = scores(groups, metric)
+    asked = json.loads(path.read_text())
+    runs = find_runs([directory])
+    groups = group_runs(sorted(runs, key=partial(_place, asked["grid"])))
+    found = scores(groups, asked["metric"])
     found["normalised"] = _normalised(groups, found)
-    return Summary(directory, metric, groups, found, _table(found))
+    return Summary(directory, asked["metric"], groups, found, _table(found))
+
+
+def _place(grid: Mapping[str, list], run: Run) -> list[int]:
+    """Where the run's values are in the grid; what a search or PBT found comes last."""
+    asked = run.settings.flat() if run.settings else {}
+    return [
+        values.index(asked[key]) if asked.get(key) in values else len(values)
+        for key, values in grid.items()
+    ]
 
 
 def summarise(directory: Path) -> tuple[Summary, Path]:
@@ -72,7 +83,7 @@ def curves_figure(summary: Summary):
     best = set(ranked.index[:_MAX_LINES])
     groups = {label: runs for label, runs in summary.groups.items() if label in best}
     title = f"{summary.directory.name}: mean over seeds, band: one standard deviation"
-    return plots.comparison_figure(groups, summary.metric, title)
+    return plots.panels_figure(plots.task_panels(groups), summary.metric, title)
 
 
 def _normalised(groups: Mapping[str, Sequence[Run]], found: pd.DataFrame) -> pd.Series:

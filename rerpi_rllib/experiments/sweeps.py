@@ -300,6 +300,7 @@ def run_sweep(
     display = SweepDisplay(
         directory.name, num_samples if search else len(trials), trials[0].stop, quiet
     )
+    ray_was_there = ray.is_initialized()
     try:
         start_ray(trials[0].build_config(check_env=False))
         analysis = tune.run(
@@ -333,7 +334,8 @@ def run_sweep(
         raise RunFailed(f"{error}. Its log is in {directory}.") from error
     finally:
         display.close()
-        ray.shutdown()
+        if not ray_was_there:
+            ray.shutdown()
     failed = [trial for trial in analysis.trials if trial.status == Trial.ERROR]
     return {Path(trial.path).name: failure_reason(trial) for trial in failed}
 
@@ -355,14 +357,10 @@ def _goes_on(directory: Path, asked: dict[str, Any], command: str) -> bool:
     return any(directory.glob("experiment_state-*.json"))
 
 
-def _value(settings: RunSettings, key: str) -> Any:
-    return getattr(settings, key) if key in _OF_RUN else settings.config[key]
-
-
 def _name(settings: RunSettings, grid: Sequence[str]) -> str:
     """What a trial's directory is called: its task, its values of the grid, its seed."""
     parts = [short_name(settings.env)]
-    parts += [f"{key}={shown(_value(settings, key))}" for key in grid]
+    parts += [f"{key}={shown(settings.flat()[key])}" for key in grid]
     return re.sub(r"[^\w=.,+-]+", "-", "_".join([*parts, f"seed={settings.seed}"]))
 
 

@@ -128,7 +128,10 @@ def has_no_gpu(config: RERPIConfig) -> bool:
 
 
 def start_ray(config: RERPIConfig) -> None:
-    """Connect to the cluster that RAY_ADDRESS names, or start Ray on this machine."""
+    """Connect to the cluster that RAY_ADDRESS names, or start Ray on this machine.
+
+    A Ray that this process uses already stays as it is.
+    """
     options: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
     if "RAY_ADDRESS" not in os.environ:
         # With fewer cores than processes they share: a run must not wait for ever for a CPU.
@@ -137,7 +140,8 @@ def start_ray(config: RERPIConfig) -> None:
             config.num_cpus_for_main_process - 1 + processes * max(1, config.num_cpus_per_env_runner)
         )
         options |= {"address": "local", "num_cpus": max(os.cpu_count() or 1, int(cpus) + 1)}
-    ray.init(**options)
+    if not ray.is_initialized():
+        ray.init(**options)
     request = config.algo_class.default_resource_request(config.to_dict())
     for kind, amount in request.required_resources.items():
         available = ray.cluster_resources().get(kind, 0)
@@ -184,6 +188,7 @@ def train(
             raise KeyboardInterrupt
         stop.interrupted = True
 
+    ray_was_there = ray.is_initialized()
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous = signal.signal(signal.SIGINT, on_interrupt) if in_main_thread else None
     try:
@@ -208,7 +213,8 @@ def train(
         display.close()
         if in_main_thread:
             signal.signal(signal.SIGINT, previous)
-        ray.shutdown()
+        if not ray_was_there:
+            ray.shutdown()
 
     (trial,) = analysis.trials
     logs = directory / f"part-{part}"

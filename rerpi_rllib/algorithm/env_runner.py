@@ -1,0 +1,170 @@
+"""Acting: RLlib's EnvRunner with a sampling loop of its own, several times as fast as RLlib's.
+
+RLlib runs two connector pipelines, adds to an episode object and makes callbacks at every step, which
+costs more than a control-suite environment and a small policy together. Here a step is: one forward
+pass for all environments, one step of each, numbers into arrays. The episodes are made at the end.
+Everything else (groups of EnvRunners, fault tolerance, weights, metrics) stays RLlib's, and so does
+the loop itself where the user has connectors or callbacks, or environments in processes of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import gymnasium as gym
+import numpy as np
+import torch
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.core.columns import Columns
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import NUM_ENV_STEP_FAILURES_LIFETIME
+
+from rerpi_rllib.algorithm.rl_module import act
+
+logger = logging.getLogger(__name__)
+
+
+class ToEnvUnits:
+    """The policy's actions in [-1, 1] to the environment's units, as RLlib's connectors do it."""
+
+    def __init__(self, space: gym.Space) -> None:
+        self._bounded = isinstance(space, gym.spaces.Box) and space.is_bounded()
+        if self._bounded:
+            self._low, self._high, self._dtype = space.low, space.high, space.dtype
+            self._half = (space.high - space.low) / 2.0
+
+    def __call__(self, actions: np.ndarray) -> np.ndarray:
+        if not self._bounded:
+            return actions
+        scaled = self._low + (np.clip(actions, -1.0, 1.0) + 1.0) * self._half
+        return np.clip(scaled, self._low, self._high).astype(self._dtype, copy=False)
+
+
+class _Piece:
+    """What one environment has done since the last call of ``sample``, or since its episode began."""
+
+    def __init__(self, observation: np.ndarray, before: SingleAgentEpisode | None = None) -> None:
+        self.episode_id = before.id_ if before else None
+        self.started = before.t if before else 0
+        self.observations = [observation]
+        self.actions: list[np.ndarray] = []
+        self.rewards: list[float] = []
+        self.log_probs: list[float] = []
+
+    def episode(self, terminated: bool = False, truncated: bool = False) -> SingleAgentEpisode:
+        return SingleAgentEpisode(
+            self.episode_id,
+            observations=self.observations,
+            actions=self.actions,
+            rewards=self.rewards,
+            extra_model_outputs={Columns.ACTION_LOGP: self.log_probs},
+            terminated=terminated,
+            truncated=truncated,
+            t_started=self.started,
+            len_lookback_buffer=0,
+        ).to_numpy()
+
+
+class RERPIEnvRunner(SingleAgentEnvRunner):
+    """RLlib's runner of one agent's environments, with a lean loop where nothing forbids it."""
+
+    @override(SingleAgentEnvRunner)
+    def make_env(self) -> None:
+        super().make_env()
+        self._to_env_units = ToEnvUnits(self.env.single_action_space)
+        self._pieces: list[_Piece] = []
+
+    @property
+    def is_lean(self) -> bool:
+        """Whether the user left everything at every step to us."""
+        config = self.config
+        return (
+            isinstance(self.env.unwrapped, gym.vector.SyncVectorEnv)
+            and self.module is not None
+            and config.normalize_actions
+            and config._env_to_module_connector is None
+            and config._module_to_env_connector is None
+            and all(type(callback) is RLlibCallback for callback in self._callbacks)
+            and not any(
+                getattr(config, f"callbacks_on_episode_{event}")
+                for event in ("created", "start", "step", "end")
+            )
+        )
+
+    @override(SingleAgentEnvRunner)
+    def _sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        explore: bool,
+        random_actions: bool = False,
+        force_reset: bool = False,
+    ) -> list[SingleAgentEpisode]:
+        if random_actions or not self.is_lean:
+            return super()._sample(
+                num_timesteps=num_timesteps,
+                num_episodes=num_episodes,
+                explore=explore,
+                random_actions=random_actions,
+                force_reset=force_reset,
+            )
+        if force_reset or num_episodes is not None or self._needs_initial_reset:
+            self._restart()
+        # An evaluation begins with the same seeds each time.
+        self._needs_initial_reset = num_episodes is not None
+        done: list[SingleAgentEpisode] = []
+        steps = 0
+        while steps < num_timesteps if num_timesteps is not None else len(done) < num_episodes:
+            try:
+                done += self._step(explore)
+                steps += self.num_envs
+            except Exception:
+                self.metrics.log_value(NUM_ENV_STEP_FAILURES_LIFETIME, 1, reduce="lifetime_sum")
+                if not self.config.restart_failed_sub_environments:
+                    raise
+                logger.exception("An environment failed and is built anew.")
+                self.make_env()
+                self._restart()
+                steps = 0
+        self._done_episodes_for_metrics += done
+        unfinished = []
+        if num_timesteps is not None:
+            for index, piece in enumerate(self._pieces):
+                if piece.rewards:
+                    episode = piece.episode()
+                    self._ongoing_episodes_for_metrics[episode.id_].append(episode)
+                    unfinished.append(episode)
+                    self._pieces[index] = _Piece(piece.observations[-1], before=episode)
+        self._log_env_steps(metric=self._metrics_num_env_steps_sampled, num_steps=steps)
+        self._increase_sampled_metrics(steps, len(done))
+        return done + unfinished
+
+    def _restart(self) -> None:
+        """New episodes in all environments."""
+        self._ongoing_episodes_for_metrics.clear()
+        seed = self._seed if self._needs_initial_reset else None
+        observations, _ = self._try_env_reset(seed=seed, options=None)
+        self._pieces = [_Piece(observation) for observation in np.array(observations, np.float32)]
+
+    @torch.inference_mode()
+    def _step(self, explore: bool) -> list[SingleAgentEpisode]:
+        """One step of each environment; the episodes that ended with it."""
+        observations = np.stack([piece.observations[-1] for piece in self._pieces])
+        inputs = torch.from_numpy(observations).to(self._device)
+        actions, log_probs = (x.cpu().numpy() for x in act(self.module.nets, inputs, explore))
+        ended = []
+        envs = self.env.unwrapped.envs
+        for index, (env, action) in enumerate(zip(envs, self._to_env_units(actions))):
+            observation, reward, terminated, truncated, _ = env.step(action)
+            piece = self._pieces[index]
+            piece.observations.append(np.array(observation, np.float32))
+            piece.actions.append(actions[index])
+            piece.rewards.append(float(reward))
+            piece.log_probs.append(log_probs[index])
+            if terminated or truncated:
+                ended.append(piece.episode(bool(terminated), bool(truncated)))
+                self._pieces[index] = _Piece(np.array(env.reset()[0], np.float32))
+        return ended

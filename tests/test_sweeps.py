@@ -1,0 +1,177 @@
+"""Sweeps: what they run, and that neither a crash nor a broken trial costs more than itself."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import SMALL
+from test_cli import FAILING_ENV, RLLIB
+
+from rerpi_rllib.experiments.report import write_report
+from rerpi_rllib.experiments.summary import load_sweep, summarise
+from rerpi_rllib.experiments.sweeps import SWEEPS, Sweep, load, run_sweep
+
+
+def _write(directory: Path, **sweep) -> Path:
+    """A sweep on Pendulum that takes moments."""
+    base = {
+        "env": "Pendulum-v1",
+        "config": {
+            **SMALL,
+            "num_env_runners": 0,
+            "evaluation_interval": 1,
+            "evaluation_duration": 1,
+            "min_sample_timesteps_per_iteration": 200,
+        },
+        "stop": {"env_steps": 400},
+    }
+    (directory / "base.yaml").write_text(yaml.safe_dump(base))
+    path = directory / "tiny.yaml"
+    path.write_text(yaml.safe_dump({"base": str(directory / "base.yaml"), "seeds": 2, **sweep}))
+    return path
+
+
+@pytest.mark.parametrize("on_cpu", [False, True], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("path", sorted(SWEEPS.glob("*.yaml")), ids=lambda p: p.stem)
+def test_our_sweeps_are_complete(path, on_cpu):
+    sweep, name = load(path.stem, on_cpu=on_cpu)
+    assert name == path.stem and sweep.description and sweep.seeds == 5
+    assert len(sweep.trials()) == len(sweep.variants()) * 5 * len(sweep.env or sweep._base().tasks)
+    preset = {settings.preset for settings in sweep.trials().values()}
+    assert preset == ({"compact"} if on_cpu else {None})
+
+
+def test_every_combination_is_a_trial_with_a_name_of_its_own(tmp_path):
+    grid = {"algo": ["RERPI", "DDPG"], "epsilon_mu": ["1e-3", 1e-2]}
+    sweep, _ = load(str(_write(tmp_path, grid=grid, env=["Pendulum-v1"])), config={"gamma": 0.9})
+    trials = sweep.trials()
+    assert len(trials) == 8
+    settings = trials["Pendulum-v1_algo=DDPG_epsilon_mu=0.01_seed=1"]
+    assert (settings.algo, settings.seed, settings.env) == ("DDPG", 1, "Pendulum-v1")
+    assert (settings.config["epsilon_mu"], settings.config["gamma"]) == (0.01, 0.9)
+    assert settings.stop == {"env_steps": 400}
+
+
+@pytest.mark.parametrize(
+    "given,words",
+    [
+        ({"grid": {"epsilon_moo": [1.0]}}, ["epsilon_moo", "epsilon_mu"]),
+        ({"grid": {"epsilon_mu": [-1.0]}}, ["epsilon_mu", "-1"]),
+        ({"grid": {"epsilon_mu": 1.0}}, ["epsilon_mu", "list"]),
+        ({"grid": {"algo": ["RERPI", "PPO"]}}, ["PPO", "DDPG"]),
+        ({"base": "control-suit"}, ["control-suit", "control-suite"]),
+        ({"seeds": 0}, ["seeds", "0"]),
+        ({"metric": "loss"}, ["loss", "greedy_return"]),
+        ({"env": ["Pendulun-v1"]}, ["Pendulun-v1"]),
+        ({"stop": {"return": 100}}, ["return", "env_steps"]),
+        ({"gird": {}}, ["gird", "grid"]),
+        ({"cpu": {"seed": 3}}, ["seed", "cpu"]),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_wrong_is_said_before_anything_runs(given, words, tmp_path):
+    with pytest.raises(ValueError) as error:
+        load(str(_write(tmp_path, **given)), on_cpu=True)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_killed_sweep_goes_on_and_a_broken_trial_stops_no_other(tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING_ENV)
+    path = _write(tmp_path, env=["Pendulum-v1", "failing:Failing-v0"])
+    command = [*RLLIB, "sweep", str(path), "--storage-path", str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if ended := re.search(r"(Pendulum-v1_seed=\d): score", line):
+            break
+    else:
+        pytest.fail(f"no trial has ended: {process.wait()}")
+    finished = tmp_path / "tiny" / ended[1]
+    while len((finished / "result.json").read_text().splitlines()) < 2:
+        time.sleep(0.1)  # Tune copies the results of a trial when it has ended.
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = (finished / "result.json").read_text()
+    assert [json.loads(line)["env_steps"] for line in before.splitlines()] == [200, 400]
+
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert all(f"failing-Failing_seed={seed}" in line for seed in (0, 1)) and "Pendulum" not in line
+    assert "on fire" in done.stdout
+    assert (finished / "result.json").read_text() == before, "a finished trial was run again"
+    summary = load_sweep(tmp_path / "tiny")
+    assert [run.settings.seed for run in summary.groups["default"]] == [0, 1]
+    assert all(run.curves["env_steps"].iloc[-1] == 400 for run in summary.groups["default"])
+    assert "| Pendulum-v1 | default | 2 |" in done.stdout
+    assert (tmp_path / "tiny" / "curves.png").stat().st_size > 5_000
+
+
+@pytest.fixture(scope="module")
+def sweep_directory(tmp_path_factory, ray_session):
+    """A finished sweep with two variants and two tasks."""
+    directory = tmp_path_factory.mktemp("sweep")
+    path = _write(
+        directory,
+        grid={"fit": ["decoupled", "coupled"]},
+        env=["Pendulum-v1", "MountainCarContinuous-v0"],
+        stop={"env_steps": 400},
+    )
+    sweep, _ = load(str(path))
+    assert run_sweep(sweep, directory / "tiny", command="rllib sweep tiny", quiet=True) == {}
+    return directory / "tiny"
+
+
+def test_figures_tables_and_report_of_a_sweep(sweep_directory):
+    summary, _ = summarise(sweep_directory)
+    assert list(summary.groups) == ["fit=decoupled", "fit=coupled"]
+    assert set(summary.table["task"]) == {"Pendulum-v1", "MountainCarContinuous", "all, normalised"}
+    assert (summary.table["runs"] == 2).all() and summary.table["IQM"].notna().all()
+    for name in ("curves.png", "curves.svg", "curves.csv", "scores.png", "table.csv", "table.md"):
+        assert (sweep_directory / name).stat().st_size > 100, name
+    page = write_report(sweep_directory).read_text()
+    for text in ("fit=coupled", "rllib sweep tiny", "data:image/svg+xml", "kl_mu / bound", "torch"):
+        assert text in page
+    assert "http" not in re.sub(r'src="data:[^"]*"', "", page), "not self-contained"
+
+
+def test_a_trial_is_a_run(sweep_directory):
+    trial = sweep_directory / "Pendulum-v1_fit=decoupled_seed=0"
+    page = write_report(trial).read_text()
+    assert "rllib train --algo RERPI --env Pendulum-v1 --seed 0" in page
+    assert list(trial.glob("checkpoint_*"))
+
+
+def test_a_directory_keeps_to_its_sweep(sweep_directory):
+    asked = json.loads((sweep_directory / Sweep.FILE_NAME).read_text())
+    asked = {key: asked[key] for key in ("base", "grid", "env", "stop")}
+    with pytest.raises(ValueError, match=r"another seeds \(2, now 3\).*--name"):
+        run_sweep(Sweep(**asked, seeds=3), sweep_directory)
+
+
+@pytest.mark.parametrize(
+    "how,trials", [({"scheduler": "asha"}, 3), ({"scheduler": "pbt"}, 3), ({"search": "optuna"}, 2)]
+)
+def test_tuning(how, trials, tmp_path, ray_session):
+    path = _write(tmp_path, grid={"epsilon_mu": [1e-4, 1e-3, 1e-2]}, seeds=1)
+    sweep, _ = load(str(path))
+    assert run_sweep(sweep, tmp_path / "tuned", num_samples=2, quiet=True, **how) == {}
+    runs = [run for group in load_sweep(tmp_path / "tuned").groups.values() for run in group]
+    values = {run.settings.config["epsilon_mu"] for run in runs}
+    assert len(runs) == trials and all(1e-4 * 0.8 <= value <= 1e-2 * 1.2 for value in values)
+    summarise(tmp_path / "tuned")
+
+
+@pytest.mark.parametrize("how", [{"scheduler": "hyperband"}, {"search": "grid"}, {"num_samples": 0}])
+def test_unknown_ways_of_tuning(how, tmp_path):
+    sweep, _ = load(str(_write(tmp_path)))
+    with pytest.raises(ValueError, match=re.escape(str(next(iter(how.values()))))):
+        run_sweep(sweep, tmp_path / "x", **how)
