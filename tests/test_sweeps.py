@@ -84,13 +84,13 @@ def test_what_is_wrong_is_said_before_anything_runs(given, words, tmp_path):
 
 def test_a_killed_sweep_goes_on_and_a_broken_trial_stops_no_other(tmp_path):
     (tmp_path / "failing.py").write_text(FAILING_ENV)
-    path = _write(tmp_path, env=["Pendulum-v1", "failing:Failing-v0"])
+    path = _write(tmp_path, env=["Pendulum-v1", "InvertedPendulum-v5", "failing:Failing-v0"], seeds=1)
     command = [*RLLIB, "sweep", str(path), "--storage-path", str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdout is not None
     for line in process.stdout:
-        if ended := re.search(r"(Pendulum-v1_seed=\d): score", line):
+        if ended := re.search(r"(\w*Pendulum-v\d_seed=0): score", line):
             break
     else:
         pytest.fail(f"no trial has ended: {process.wait()}")
@@ -105,13 +105,13 @@ def test_a_killed_sweep_goes_on_and_a_broken_trial_stops_no_other(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 1, done.stderr
     (line,) = done.stderr.strip().splitlines()
-    assert all(f"failing-Failing_seed={seed}" in line for seed in (0, 1)) and "Pendulum" not in line
+    assert "1 of the sweep's trials failed: failing-Failing_seed=0." in line
     assert "on fire" in done.stdout
     assert (finished / "result.json").read_text() == before, "a finished trial was run again"
-    summary = load_sweep(tmp_path / "tiny")
-    assert [run.settings.seed for run in summary.groups["default"]] == [0, 1]
-    assert all(run.curves["env_steps"].iloc[-1] == 400 for run in summary.groups["default"])
-    assert "| Pendulum-v1 | default | 2 |" in done.stdout
+    runs = load_sweep(tmp_path / "tiny").groups["default"]
+    assert [run.task for run in runs] == ["InvertedPendulum-v5", "Pendulum-v1"]
+    assert all(run.curves["env_steps"].iloc[-1] == 400 for run in runs)
+    assert "| Pendulum-v1 | default | 1 |" in done.stdout
     assert (tmp_path / "tiny" / "curves.png").stat().st_size > 5_000
 
 
@@ -122,8 +122,8 @@ def sweep_directory(tmp_path_factory, ray_session):
     path = _write(
         directory,
         grid={"fit": ["decoupled", "coupled"]},
-        env=["Pendulum-v1", "MountainCarContinuous-v0"],
-        stop={"env_steps": 400},
+        env=["Pendulum-v1", "InvertedPendulum-v5"],
+        seeds=1,
     )
     sweep, _ = load(str(path))
     assert run_sweep(sweep, directory / "tiny", command="rllib sweep tiny", quiet=True) == {}
@@ -133,8 +133,8 @@ def sweep_directory(tmp_path_factory, ray_session):
 def test_figures_tables_and_report_of_a_sweep(sweep_directory):
     summary, _ = summarise(sweep_directory)
     assert list(summary.groups) == ["fit=decoupled", "fit=coupled"]
-    assert set(summary.table["task"]) == {"Pendulum-v1", "MountainCarContinuous", "all, normalised"}
-    assert (summary.table["runs"] == 2).all() and summary.table["IQM"].notna().all()
+    assert set(summary.table["task"]) == {"Pendulum-v1", "InvertedPendulum-v5", "all, normalised"}
+    assert (summary.table["runs"] == 1).all() and summary.table["IQM"].notna().all()
     for name in ("curves.png", "curves.svg", "curves.csv", "scores.png", "table.csv", "table.md"):
         assert (sweep_directory / name).stat().st_size > 100, name
     page = write_report(sweep_directory).read_text()
@@ -153,20 +153,20 @@ def test_a_trial_is_a_run(sweep_directory):
 def test_a_directory_keeps_to_its_sweep(sweep_directory):
     asked = json.loads((sweep_directory / Sweep.FILE_NAME).read_text())
     asked = {key: asked[key] for key in ("base", "grid", "env", "stop")}
-    with pytest.raises(ValueError, match=r"another seeds \(2, now 3\).*--name"):
+    with pytest.raises(ValueError, match=r"another seeds \(1, now 3\).*--name"):
         run_sweep(Sweep(**asked, seeds=3), sweep_directory)
 
 
 @pytest.mark.parametrize(
-    "how,trials", [({"scheduler": "asha"}, 3), ({"scheduler": "pbt"}, 3), ({"search": "optuna"}, 2)]
+    "how", [{"scheduler": "asha"}, {"scheduler": "pbt"}, {"search": "optuna"}], ids=str
 )
-def test_tuning(how, trials, tmp_path, ray_session):
-    path = _write(tmp_path, grid={"epsilon_mu": [1e-4, 1e-3, 1e-2]}, seeds=1)
+def test_tuning(how, tmp_path, ray_session):
+    path = _write(tmp_path, grid={"epsilon_mu": [1e-4, 1e-2]}, seeds=1)
     sweep, _ = load(str(path))
     assert run_sweep(sweep, tmp_path / "tuned", num_samples=2, quiet=True, **how) == {}
     runs = [run for group in load_sweep(tmp_path / "tuned").groups.values() for run in group]
     values = {run.settings.config["epsilon_mu"] for run in runs}
-    assert len(runs) == trials and all(1e-4 * 0.8 <= value <= 1e-2 * 1.2 for value in values)
+    assert len(runs) == 2 and all(1e-4 * 0.8 <= value <= 1e-2 * 1.2 for value in values)
     summarise(tmp_path / "tuned")
 
 

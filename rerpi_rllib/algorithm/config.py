@@ -13,6 +13,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
 from rerpi_rllib import envs
+from rerpi_rllib.algorithm.env_runner import RERPIEnvRunner
 from rerpi_rllib.algorithm.learner import RERPITorchLearner
 from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
 from rerpi_rllib.core.losses import LossSettings
@@ -201,6 +202,7 @@ class RERPIConfig(AlgorithmConfig):
         # Settings of RLlib's own, with defaults that fit.
         self.gamma = 0.99
         self.train_batch_size = 3072
+        self.env_runner_cls: type | None = RERPIEnvRunner
         self.num_env_runners = 1
         self.rollout_fragment_length = 50
         self.max_requests_in_flight_per_env_runner = 2
@@ -432,6 +434,8 @@ class RERPIConfig(AlgorithmConfig):
                     f"{key}={getattr(self, key)!r} is not allowed on the old API stack: it must be "
                     "a number."
                 )
+        if self.env_runner_cls is RERPIEnvRunner:
+            self.env_runner_cls = None
         # The old stack's own name; what was given by it counts.
         self.num_gpus = self.num_gpus_per_learner = self.num_gpus or self.num_gpus_per_learner
         if self.num_gpus > 1:

@@ -19,7 +19,6 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
-from ray.rllib.utils.metrics import NUM_ENV_STEP_FAILURES_LIFETIME
 
 from rerpi_rllib.algorithm.rl_module import act
 
@@ -30,16 +29,14 @@ class ToEnvUnits:
     """The policy's actions in [-1, 1] to the environment's units, as RLlib's connectors do it."""
 
     def __init__(self, space: gym.Space) -> None:
-        self._bounded = isinstance(space, gym.spaces.Box) and space.is_bounded()
-        if self._bounded:
-            self._low, self._high, self._dtype = space.low, space.high, space.dtype
-            self._half = (space.high - space.low) / 2.0
+        self._box = space if isinstance(space, gym.spaces.Box) and space.is_bounded() else None
 
     def __call__(self, actions: np.ndarray) -> np.ndarray:
-        if not self._bounded:
+        if self._box is None:
             return actions
-        scaled = self._low + (np.clip(actions, -1.0, 1.0) + 1.0) * self._half
-        return np.clip(scaled, self._low, self._high).astype(self._dtype, copy=False)
+        low, high = self._box.low, self._box.high
+        scaled = low + (actions + 1.0) * (high - low) / 2.0
+        return np.clip(scaled, low, high).astype(self._box.dtype, copy=False)
 
 
 class _Piece:
@@ -114,21 +111,22 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
         if force_reset or num_episodes is not None or self._needs_initial_reset:
             self._restart()
         # An evaluation begins with the same seeds each time.
-        self._needs_initial_reset = num_episodes is not None
+        self._needs_initial_reset: bool = num_episodes is not None
         done: list[SingleAgentEpisode] = []
         steps = 0
-        while steps < num_timesteps if num_timesteps is not None else len(done) < num_episodes:
+        wanted = float("inf") if num_timesteps is None else num_timesteps
+        while steps < wanted and (num_episodes is None or len(done) < num_episodes):
             try:
                 done += self._step(explore)
                 steps += self.num_envs
             except Exception:
-                self.metrics.log_value(NUM_ENV_STEP_FAILURES_LIFETIME, 1, reduce="lifetime_sum")
                 if not self.config.restart_failed_sub_environments:
                     raise
                 logger.exception("An environment failed and is built anew.")
                 self.make_env()
                 self._restart()
                 steps = 0
+        done = done[:num_episodes]
         self._done_episodes_for_metrics += done
         unfinished = []
         if num_timesteps is not None:

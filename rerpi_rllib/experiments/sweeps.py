@@ -23,7 +23,6 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import AsyncHyperBandScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.search import Searcher
 
-from rerpi_rllib import RERPI, RERPIConfig
 from rerpi_rllib.experiments.display import SweepDisplay
 from rerpi_rllib.experiments.runs import short_name, shown
 from rerpi_rllib.experiments.settings import (
@@ -31,14 +30,12 @@ from rerpi_rllib.experiments.settings import (
     Configuration,
     RunSettings,
     check_keys,
-    env_steps,
-    episode_return,
     find_file,
-    greedy_return,
     parse_value,
     read_yaml,
     write_json,
 )
+from rerpi_rllib.experiments.sweep_trial import METRICS, SweepTrial
 from rerpi_rllib.experiments.training import (
     CheckpointByTime,
     RunFailed,
@@ -48,10 +45,10 @@ from rerpi_rllib.experiments.training import (
 )
 
 SWEEPS = CONFIGS.parent / "tune_sweeps"
-METRICS = {"return": episode_return, "greedy_return": greedy_return}
 SCHEDULERS = ("asha", "pbt")
 SEARCHES = ("optuna",)
 _MAX_FAILURES = 2
+_CHECKPOINTS_KEPT = 3  # PBT copies a trial's checkpoint a little later than it is made.
 # Keys of a grid that are not settings of the algorithm.
 _OF_RUN = ("algo", "preset")
 # What `--smoke` makes of a sweep: all its variants, for a moment.
@@ -230,32 +227,6 @@ def _distribution(values: list) -> Any:
     return tune.loguniform(low, high) if low > 0 and high / low >= 10 else tune.uniform(low, high)
 
 
-class SweepTrial(RERPI):
-    """Any algorithm of the family; its configuration is ``RunSettings`` instead of RLlib's."""
-
-    def __init__(self, config: dict[str, Any], **kwargs: Any) -> None:
-        self._metric = METRICS[config["metric"]]
-        self._score = float("nan")
-        super().__init__(_config(config), **kwargs)
-
-    @classmethod
-    def default_resource_request(cls, config: Any) -> Any:
-        return RERPI.default_resource_request(
-            config if isinstance(config, RERPIConfig) else _config(config)
-        )
-
-    def step(self) -> dict[str, Any]:
-        result = super().step()
-        score = self._metric(result)
-        self._score = score if score == score else self._score
-        # Schedulers want both at the top, in every result.
-        return {**result, "env_steps": env_steps(result), "score": self._score}
-
-
-def _config(config: Mapping[str, Any]) -> RERPIConfig:
-    return RunSettings(**config["settings"]).build_config(check_env=False)
-
-
 class _WriteSettings(Callback):
     """What each trial is, into its directory, which makes it a run's."""
 
@@ -320,7 +291,7 @@ def run_sweep(
             scheduler=_scheduler(scheduler, sweep, trials[0].stop),
             search_alg=_searcher(search),
             callbacks=[CheckpointByTime(), _WriteSettings(), display],
-            checkpoint_config=CheckpointConfig(checkpoint_at_end=True, num_to_keep=1),
+            checkpoint_config=CheckpointConfig(checkpoint_at_end=True, num_to_keep=_CHECKPOINTS_KEPT),
             trial_dirname_creator=partial(
                 _directory_name, list(sweep.grid), bool(scheduler or search)
             ),

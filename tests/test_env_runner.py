@@ -1,0 +1,129 @@
+"""The lean EnvRunner does what RLlib's own does."""
+
+import itertools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_config
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.core.columns import Columns
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+
+from rerpi_rllib.algorithm.env_runner import RERPIEnvRunner, ToEnvUnits
+
+
+class Counting(gym.Env):
+    """Observations count the steps; ends after five, terminated or truncated as asked."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,))
+    action_space = gym.spaces.Box(np.array([0.0, -2.0]), np.array([4.0, 2.0]), dtype=np.float32)
+
+    def __init__(self, config):
+        self.terminates, self.fails = config.get("terminates", True), config.get("fails", False)
+        self.count = np.zeros(1, np.float32)
+        self.received = []
+
+    def reset(self, *, seed=None, options=None):
+        self.count[0] = 0.0
+        return self.count, {}  # The same array at every step.
+
+    def step(self, action):
+        if self.fails and self.count[0] == 3.0:
+            raise OSError("broken")
+        assert self.action_space.contains(action)
+        self.received.append(action)
+        self.count += 1.0
+        ended = bool(self.count[0] == 5.0)
+        return self.count, 1.0, ended and self.terminates, ended and not self.terminates, {}
+
+
+def _runner(cls=RERPIEnvRunner, env=Counting, env_config=None, **env_runners):
+    config = tiny_config().environment(env, env_config=env_config or {})
+    config.env_runners(rollout_fragment_length=7, **env_runners)
+    torch.manual_seed(0)
+    return cls(config=config, worker_index=0)
+
+
+@pytest.mark.parametrize("explore", [True, False], ids=["exploring", "greedy"])
+def test_same_steps_as_rllib_s(explore):
+    found = []
+    for cls in (RERPIEnvRunner, SingleAgentEnvRunner):
+        runner = _runner(cls, env="Pendulum-v1")
+        torch.manual_seed(1)
+        found.append([runner.sample(explore=explore)[0] for _ in range(3)])
+    for ours, theirs in zip(*found):
+        assert (len(ours), ours.t_started) == (len(theirs), theirs.t_started)
+        for name in ("observations", "actions", "rewards"):
+            np.testing.assert_allclose(
+                getattr(ours, f"get_{name}")(), getattr(theirs, f"get_{name}")(), rtol=1e-5, atol=1e-6
+            )
+        log_probs = [e.get_extra_model_outputs(Columns.ACTION_LOGP) for e in (ours, theirs)]
+        np.testing.assert_allclose(*log_probs, rtol=1e-4)
+
+
+@pytest.mark.parametrize("terminates", [True, False])
+def test_pieces_continue_and_episodes_end(terminates):
+    runner = _runner(env_config={"terminates": terminates}, num_envs_per_env_runner=2)
+    pieces = [piece for _ in range(3) for piece in runner.sample()]
+    assert sum(map(len, pieces)) == runner.get_metrics()["num_env_steps_sampled"].peek() == 42
+    by_episode = {}
+    for piece in pieces:
+        by_episode.setdefault(piece.id_, []).append(piece)
+    ended = [parts for parts in by_episode.values() if parts[-1].is_done]
+    assert len(ended) == 8
+    for parts in ended:
+        counts = np.concatenate([[[0.0]], *(part.get_observations()[1:] for part in parts)])
+        assert counts[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+        assert (parts[-1].is_terminated, parts[-1].is_truncated) == (terminates, not terminates)
+        for before, after in itertools.pairwise(parts):
+            assert after.get_observations(0) == before.get_observations(-1)
+
+
+def test_metrics_of_episodes_over_several_pieces():
+    runner = _runner()
+    for _ in range(5):
+        runner.sample()
+    metrics = runner.get_metrics()
+    assert metrics["episode_return_mean"].peek() == metrics["episode_len_mean"].peek() == 5.0
+
+
+def test_whole_episodes_for_an_evaluation():
+    runner = _runner(num_envs_per_env_runner=2)
+    episodes = runner.sample(num_episodes=3, explore=False)
+    assert [len(episode) for episode in episodes] == [5, 5, 5]
+    assert runner.get_metrics()["num_episodes"].peek() == 3
+
+
+def test_the_environment_gets_its_own_units():
+    to_env_units = ToEnvUnits(Counting.action_space)
+    actions = np.array([[-1.0, -1.0], [0.0, 0.5], [9.0, -9.0]], np.float32)
+    assert to_env_units(actions).tolist() == [[0, -2], [2, 1], [4, -2]]
+    assert ToEnvUnits(gym.spaces.Box(-np.inf, np.inf, (2,)))(actions) is actions
+
+
+def test_a_failing_environment():
+    with pytest.raises(OSError, match="broken"):
+        _runner(env_config={"fails": True}).sample()
+    config = tiny_config().environment(Counting, env_config={"fails": True})
+    config.fault_tolerance(restart_failed_sub_environments=True)
+    config.env_runners(rollout_fragment_length=2)
+    runner = RERPIEnvRunner(config=config, worker_index=0)
+    assert sum(len(piece) for _ in range(4) for piece in runner.sample()) == 8
+
+
+def test_rllib_s_loop_where_the_user_wants_more():
+    assert _runner().is_lean
+
+    class Mine(RLlibCallback):
+        steps = 0
+
+        def on_episode_step(self, **kwargs):
+            Mine.steps += 1
+
+    config = tiny_config().environment(Counting).callbacks(Mine)
+    runner = RERPIEnvRunner(config=config, worker_index=0)
+    assert not runner.is_lean
+    runner.sample(num_timesteps=4)
+    assert Mine.steps == 4
