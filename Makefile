@@ -18,6 +18,7 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/replay.py
+	$(BIN)/python benchmarks/env_runner.py
 
 setup: $(VENV)/.installed
 

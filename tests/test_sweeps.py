@@ -95,11 +95,12 @@ def test_a_killed_sweep_goes_on_and_a_broken_trial_stops_no_other(tmp_path):
     else:
         pytest.fail(f"no trial has ended: {process.wait()}")
     finished = tmp_path / "tiny" / ended[1]
-    while len((finished / "result.json").read_text().splitlines()) < 2:
+    results = finished / "result.json"
+    while not results.exists() or len(results.read_text().splitlines()) < 2:
         time.sleep(0.1)  # Tune copies the results of a trial when it has ended.
     process.send_signal(signal.SIGKILL)
     process.wait()
-    before = (finished / "result.json").read_text()
+    before = results.read_text()
     assert [json.loads(line)["env_steps"] for line in before.splitlines()] == [200, 400]
 
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
@@ -107,7 +108,7 @@ def test_a_killed_sweep_goes_on_and_a_broken_trial_stops_no_other(tmp_path):
     (line,) = done.stderr.strip().splitlines()
     assert "1 of the sweep's trials failed: failing-Failing_seed=0." in line
     assert "on fire" in done.stdout
-    assert (finished / "result.json").read_text() == before, "a finished trial was run again"
+    assert results.read_text() == before, "a finished trial was run again"
     runs = load_sweep(tmp_path / "tiny").groups["default"]
     assert [run.task for run in runs] == ["InvertedPendulum-v5", "Pendulum-v1"]
     assert all(run.curves["env_steps"].iloc[-1] == 400 for run in runs)

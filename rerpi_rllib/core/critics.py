@@ -12,6 +12,8 @@ from torch.nn import functional
 
 from rerpi_rllib.core.layers import after_first_layer
 
+_ROWS_AT_ONCE = 512
+
 
 class Head(nn.Module):
     """What a critic's outputs ``[..., size]`` mean, and how they are fitted to targets."""
@@ -111,8 +113,26 @@ class CriticNetwork(nn.Module):
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         # The state's half of the first layer is computed once for all of a state's actions.
-        hidden = self.first_state(observations) + self.first_action(actions)
-        return self.output(self.body(hidden))
+        states = self.first_state(observations)
+        if torch.is_grad_enabled() or actions.dim() < 3 or actions.is_cuda:
+            return self._from_first_layer(states, actions)
+        # Most of an update's arithmetic is here, in the values of sampled actions [N, B, D]: a few
+        # hundred rows at a time, whose activations stay in the CPU's cache.
+        blocks = [
+            torch.cat(
+                [
+                    self._from_first_layer(some_states, part)
+                    for part in some_actions.split(max(1, _ROWS_AT_ONCE // len(some_states)))
+                ]
+            )
+            for some_states, some_actions in zip(
+                states.split(_ROWS_AT_ONCE), actions.split(_ROWS_AT_ONCE, dim=-2)
+            )
+        ]
+        return torch.cat(blocks, dim=-2)
+
+    def _from_first_layer(self, states: Tensor, actions: Tensor) -> Tensor:
+        return self.output(self.body(states + self.first_action(actions)))
 
 
 class Critic(nn.Module):

@@ -48,7 +48,6 @@ SWEEPS = CONFIGS.parent / "tune_sweeps"
 SCHEDULERS = ("asha", "pbt")
 SEARCHES = ("optuna",)
 _MAX_FAILURES = 2
-_CHECKPOINTS_KEPT = 3  # PBT copies a trial's checkpoint a little later than it is made.
 # Keys of a grid that are not settings of the algorithm.
 _OF_RUN = ("algo", "preset")
 # What `--smoke` makes of a sweep: all its variants, for a moment.
@@ -265,6 +264,9 @@ def run_sweep(
             raise ValueError(f"{option} {value!r} is not allowed: it must be {' or '.join(allowed)}.")
     if num_samples < 1:
         raise ValueError(f"--num-samples {num_samples} is not allowed: it must be at least 1.")
+    # Tune writes down where a sweep stands after as many checkpoints of a trial as are kept: with
+    # one, as soon as a trial has ended. PBT copies checkpoints a little later than they are made.
+    checkpoints_kept = 3 if scheduler == "pbt" else 1
     how = {"scheduler": scheduler, "search": search, "num_samples": num_samples if search else None}
     resume = _goes_on(directory, asdict(sweep) | how, command)
     trials = list(sweep.trials().values())
@@ -291,7 +293,7 @@ def run_sweep(
             scheduler=_scheduler(scheduler, sweep, trials[0].stop),
             search_alg=_searcher(search),
             callbacks=[CheckpointByTime(), _WriteSettings(), display],
-            checkpoint_config=CheckpointConfig(checkpoint_at_end=True, num_to_keep=_CHECKPOINTS_KEPT),
+            checkpoint_config=CheckpointConfig(checkpoint_at_end=True, num_to_keep=checkpoints_kept),
             trial_dirname_creator=partial(
                 _directory_name, list(sweep.grid), bool(scheduler or search)
             ),

@@ -1,0 +1,75 @@
+"""Environment steps a second: this package's EnvRunner against RLlib's SingleAgentEnvRunner.
+
+Both in one run, in turn, on cheetah-run with the same policy network (256 x 2), one torch thread.
+
+python benchmarks/env_runner.py [--json] [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+
+os.environ.setdefault("MUJOCO_GL", "disabled")
+
+import numpy as np
+import torch
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+
+from rerpi_rllib import RERPIConfig
+from rerpi_rllib.algorithm.env_runner import RERPIEnvRunner
+
+ENV, STEPS = "dm_control/cheetah-run-v0", 2000
+
+
+def _runner(cls: type, num_envs: int) -> SingleAgentEnvRunner:
+    config = (
+        RERPIConfig()
+        .environment(ENV)
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=num_envs)
+        .training(policy_layers=(256, 256))
+        .debugging(seed=0)
+    )
+    config.validate()
+    return cls(config=config, worker_index=0)
+
+
+def _steps_per_second(runner: SingleAgentEnvRunner) -> float:
+    started, steps = time.perf_counter(), 0
+    while steps < STEPS:
+        steps += sum(map(len, runner.sample()))
+        runner.get_metrics()
+    return steps / (time.perf_counter() - started)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for num_envs in (1, 8):
+        runners = [_runner(cls, num_envs) for cls in (RERPIEnvRunner, SingleAgentEnvRunner)]
+        speeds = [[_steps_per_second(runner) for runner in runners] for _ in range(arguments.rounds)]
+        ours, peer = np.median(speeds, axis=0)
+        row = {
+            "name": f"env_runner_{num_envs}",
+            "ours": float(ours),
+            "peer": float(peer),
+            "unit": "env steps/s",
+            "ratio": float(np.median([own / other for own, other in speeds])),
+            "setting": f"{ENV}, {num_envs} environments, policy 256 x 2, one thread",
+        }
+        if arguments.json:
+            print(json.dumps(row))
+        else:
+            print(
+                f"{num_envs} environments: {ours:6.0f} steps/s here, {peer:6.0f} "
+                f"SingleAgentEnvRunner: {row['ratio']:.1f} times as fast"
+            )
+
+
+if __name__ == "__main__":
+    main()
