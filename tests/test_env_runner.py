@@ -113,6 +113,22 @@ def test_a_failing_environment():
     assert sum(len(piece) for _ in range(4) for piece in runner.sample()) == 8
 
 
+def test_a_policy_that_fails_is_no_failing_environment(monkeypatch):
+    config = tiny_config().environment(Counting)
+    config.fault_tolerance(restart_failed_sub_environments=True)
+    runner = RERPIEnvRunner(config=config, worker_index=0)
+    monkeypatch.setattr("rerpi_rllib.algorithm.env_runner.act", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        runner.sample()
+
+
+def test_random_actions_in_between():
+    runner = _runner()
+    runner.sample()
+    assert sum(map(len, runner.sample(random_actions=True))) == 7
+    assert sum(map(len, runner.sample())) == 7
+
+
 def test_rllib_s_loop_where_the_user_wants_more():
     assert _runner().is_lean
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ import yaml
 from conftest import SMALL
 from test_cli import FAILING_ENV, RLLIB
 
+from rerpi_rllib import RERPI
 from rerpi_rllib.experiments.report import write_report
 from rerpi_rllib.experiments.summary import load_sweep, summarise
 from rerpi_rllib.experiments.sweeps import SWEEPS, Sweep, load, run_sweep
@@ -72,6 +74,10 @@ def test_every_combination_is_a_trial_with_a_name_of_its_own(tmp_path):
         ({"stop": {"return": 100}}, ["return", "env_steps"]),
         ({"gird": {}}, ["gird", "grid"]),
         ({"cpu": {"seed": 3}}, ["seed", "cpu"]),
+        ({"base": 3}, ["base=3"]),
+        ({"env": [1]}, ["env=[1]"]),
+        ({"grid": {"epsilon_mu": [1e-3, 1.0000001e-3]}}, ["epsilon_mu=0.001_seed=0"]),
+        ({"grid": {"preset": [None, "compacd", "compact"]}}, ["compacd", "compact"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -154,7 +160,7 @@ def test_a_trial_is_a_run(sweep_directory):
 def test_a_directory_keeps_to_its_sweep(sweep_directory):
     asked = json.loads((sweep_directory / Sweep.FILE_NAME).read_text())
     asked = {key: asked[key] for key in ("base", "grid", "env", "stop")}
-    with pytest.raises(ValueError, match=r"another seeds \(1, now 3\).*--name"):
+    with pytest.raises(ValueError, match=r"has another sweep \(.*seeds.*\).*--name"):
         run_sweep(Sweep(**asked, seeds=3), sweep_directory)
 
 
@@ -169,6 +175,31 @@ def test_tuning(how, tmp_path, ray_session):
     values = {run.settings.config["epsilon_mu"] for run in runs}
     assert len(runs) == 2 and all(1e-4 * 0.8 <= value <= 1e-2 * 1.2 for value in values)
     summarise(tmp_path / "tuned")
+
+
+def test_a_broken_run_does_not_count(sweep_directory, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(sweep_directory, copy)
+    results = copy / "Pendulum-v1_fit=decoupled_seed=0" / "result.json"
+    results.write_text(results.read_text().splitlines()[0] + "\n")
+    summary = load_sweep(copy)
+    assert summary.left_out == ["Pendulum-v1_fit=decoupled_seed=0"]
+    assert "left out: Pendulum-v1_fit=decoupled_seed=0" in summary.markdown
+    rows = summary.table.set_index(["task", "setting"])["runs"]
+    assert ("Pendulum-v1", "fit=decoupled") not in rows and ("all, normalised", "fit=coupled") in rows
+
+
+def test_a_trial_s_checkpoint_is_an_algorithm_s(sweep_directory, ray_session):
+    (checkpoint,) = (sweep_directory / "Pendulum-v1_fit=coupled_seed=0").glob("checkpoint_*")
+    algo = RERPI.from_checkpoint(str(checkpoint))
+    assert algo.config.fit == "coupled"
+    algo.stop()
+
+
+def test_tuning_needs_one_task(tmp_path):
+    sweep, _ = load(str(_write(tmp_path, env=["Pendulum-v1", "InvertedPendulum-v5"])))
+    with pytest.raises(ValueError, match="one task"):
+        run_sweep(sweep, tmp_path / "x", scheduler="asha")
 
 
 @pytest.mark.parametrize("how", [{"scheduler": "hyperband"}, {"search": "grid"}, {"num_samples": 0}])

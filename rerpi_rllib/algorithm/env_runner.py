@@ -3,24 +3,27 @@
 RLlib runs two connector pipelines, adds to an episode object and makes callbacks at every step, which
 costs more than a control-suite environment and a small policy together. Here a step is: one forward
 pass for all environments, one step of each, numbers into arrays. The episodes are made at the end.
-Everything else (groups of EnvRunners, fault tolerance, weights, metrics) stays RLlib's, and so does
-the loop itself where the user has connectors or callbacks, or environments in processes of their own.
+Everything else (groups of EnvRunners, fault tolerance, weights, metrics but for the timers within a
+step) stays RLlib's, and so does the loop itself where the user has connectors, callbacks or a module
+of their own, or environments in other processes.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 
 import gymnasium as gym
 import numpy as np
 import torch
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.columns import Columns
+from ray.rllib.env.env_runner import NUM_ENV_STEP_FAILURES_LIFETIME
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
-from rerpi_rllib.algorithm.rl_module import act
+from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule, act
 
 logger = logging.getLogger(__name__)
 
@@ -39,19 +42,24 @@ class ToEnvUnits:
         return np.clip(scaled, low, high).astype(self._box.dtype, copy=False)
 
 
+class _EnvFailed(Exception):
+    """What an environment raised is this one's cause."""
+
+
 class _Piece:
     """What one environment has done since the last call of ``sample``, or since its episode began."""
 
     def __init__(self, observation: np.ndarray, before: SingleAgentEpisode | None = None) -> None:
         self.episode_id = before.id_ if before else None
         self.started = before.t if before else 0
+        self.began = time.perf_counter()
         self.observations = [observation]
         self.actions: list[np.ndarray] = []
         self.rewards: list[float] = []
         self.log_probs: list[float] = []
 
     def episode(self, terminated: bool = False, truncated: bool = False) -> SingleAgentEpisode:
-        return SingleAgentEpisode(
+        episode = SingleAgentEpisode(
             self.episode_id,
             observations=self.observations,
             actions=self.actions,
@@ -61,7 +69,9 @@ class _Piece:
             truncated=truncated,
             t_started=self.started,
             len_lookback_buffer=0,
-        ).to_numpy()
+        )
+        episode._start_time, episode._last_step_time = self.began, time.perf_counter()
+        return episode.to_numpy()
 
 
 class RERPIEnvRunner(SingleAgentEnvRunner):
@@ -78,9 +88,11 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
         """Whether the user left everything at every step to us."""
         config = self.config
         return (
-            isinstance(self.env.unwrapped, gym.vector.SyncVectorEnv)
-            and self.module is not None
+            type(self.env.env) is gym.vector.SyncVectorEnv  # Nothing between RLlib's wrapper and it.
+            and type(self.module) is RERPITorchRLModule
             and config.normalize_actions
+            and config.add_default_connectors_to_env_to_module_pipeline
+            and config.add_default_connectors_to_module_to_env_pipeline
             and config._env_to_module_connector is None
             and config._module_to_env_connector is None
             and all(type(callback) is RLlibCallback for callback in self._callbacks)
@@ -101,6 +113,9 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
         force_reset: bool = False,
     ) -> list[SingleAgentEpisode]:
         if random_actions or not self.is_lean:
+            if self._pieces:  # RLlib's loop has episodes of its own.
+                self._pieces = []
+                self._needs_initial_reset: bool = True
             return super()._sample(
                 num_timesteps=num_timesteps,
                 num_episodes=num_episodes,
@@ -108,10 +123,8 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
                 random_actions=random_actions,
                 force_reset=force_reset,
             )
-        if force_reset or num_episodes is not None or self._needs_initial_reset:
+        if force_reset or num_episodes is not None or self._needs_initial_reset or not self._pieces:
             self._restart()
-        # An evaluation begins with the same seeds each time.
-        self._needs_initial_reset: bool = num_episodes is not None
         done: list[SingleAgentEpisode] = []
         steps = 0
         wanted = float("inf") if num_timesteps is None else num_timesteps
@@ -119,13 +132,16 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
             try:
                 done += self._step(explore)
                 steps += self.num_envs
-            except Exception:
+            except _EnvFailed as failure:
+                self.metrics.log_value(NUM_ENV_STEP_FAILURES_LIFETIME, 1, reduce="lifetime_sum")
                 if not self.config.restart_failed_sub_environments:
-                    raise
+                    raise failure.__cause__ or failure from None
                 logger.exception("An environment failed and is built anew.")
                 self.make_env()
                 self._restart()
                 steps = 0
+        # An evaluation begins with the same seeds each time.
+        self._needs_initial_reset = num_episodes is not None
         done = done[:num_episodes]
         self._done_episodes_for_metrics += done
         unfinished = []
@@ -146,6 +162,7 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
         seed = self._seed if self._needs_initial_reset else None
         observations, _ = self._try_env_reset(seed=seed, options=None)
         self._pieces = [_Piece(observation) for observation in np.array(observations, np.float32)]
+        self._needs_initial_reset = False
 
     @torch.inference_mode()
     def _step(self, explore: bool) -> list[SingleAgentEpisode]:
@@ -156,13 +173,18 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
         ended = []
         envs = self.env.unwrapped.envs
         for index, (env, action) in enumerate(zip(envs, self._to_env_units(actions))):
-            observation, reward, terminated, truncated, _ = env.step(action)
             piece = self._pieces[index]
-            piece.observations.append(np.array(observation, np.float32))
+            try:
+                observation, reward, terminated, truncated, _ = env.step(action)
+                observation = np.array(observation, np.float32)  # It may be used again, by reset too.
+                start = env.reset()[0] if terminated or truncated else None
+            except Exception as failure:
+                raise _EnvFailed from failure
+            piece.observations.append(observation)
             piece.actions.append(actions[index])
             piece.rewards.append(float(reward))
             piece.log_probs.append(log_probs[index])
-            if terminated or truncated:
+            if start is not None:
                 ended.append(piece.episode(bool(terminated), bool(truncated)))
-                self._pieces[index] = _Piece(np.array(env.reset()[0], np.float32))
+                self._pieces[index] = _Piece(np.array(start, np.float32))
         return ended

@@ -233,15 +233,19 @@ def sweep(
     directory = (
         (storage_path / (directory_name or "-".join(filter(None, parts)))).expanduser().resolve()
     )
-    failed = run_sweep(
-        asked,
-        directory,
-        scheduler=scheduler,
-        search=search,
-        num_samples=num_samples,
-        command=shlex.join(["rllib", *sys.argv[1:]]),
-        quiet=quiet,
-    )
+    try:
+        failed = run_sweep(
+            asked,
+            directory,
+            scheduler=scheduler,
+            search=search,
+            num_samples=num_samples,
+            command=shlex.join(["rllib", *sys.argv[1:]]),
+            quiet=quiet,
+        )
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped. The same command goes on with what is left of {_shown(directory)}.")
+        raise
     if len(failed) < (num_samples if search else len(asked.trials())):
         summary, drawn = summarise(directory)
         typer.echo(summary.markdown)

@@ -202,9 +202,8 @@ class SweepDisplay(Callback):
         self._console = console or Console()
         self._live: Live | None = None
         self._results: dict[str, Mapping[str, Any]] = {}
-        self._shown_states: dict[str, str] = {}
         self._started = time.monotonic()
-        self._done_before = 0.0
+        self._done_before: float | None = None
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
         if self._quiet:
@@ -216,9 +215,8 @@ class SweepDisplay(Callback):
             self._console.print(f"{self._name}: {self._total} trials")
 
     def on_step_begin(self, iteration, trials, **info: Any) -> None:
-        if not self._shown_states:
+        if self._done_before is None:
             # Of a sweep that goes on: what was done before says nothing about the pace now.
-            self._shown_states = {trial.trial_id: trial.status for trial in trials}
             self._done_before = self._done(trials)
 
     def on_trial_result(self, iteration, trials, trial, result, **info: Any) -> None:
@@ -251,7 +249,7 @@ class SweepDisplay(Callback):
     def _table(self, trials: list[Any]) -> Group:
         done, elapsed = self._done(trials), time.monotonic() - self._started
         failed = sum(trial.status == "ERROR" for trial in trials)
-        pace = done - self._done_before
+        pace = done - (self._done_before or 0.0)
         left = _clock((self._total - done) * elapsed / pace) if pace > 0 else "?"
         table = Table(title_justify="left", box=None)
         for name in ("running", "env steps", "return", ""):

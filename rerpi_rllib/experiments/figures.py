@@ -23,7 +23,8 @@ from rerpi_rllib.envs.standard_functions import FUNCTIONS
 from rerpi_rllib.experiments import plots
 from rerpi_rllib.experiments.standard_functions import Iteration, Problem, run
 from rerpi_rllib.experiments.summary import summarise
-from rerpi_rllib.experiments.sweeps import load, run_sweep
+from rerpi_rllib.experiments.sweeps import Sweep, load, run_sweep
+from rerpi_rllib.experiments.training import RunFailed
 
 Report = Callable[[str], None]
 
@@ -49,7 +50,7 @@ def figure(
         seeds: runs of each kind; by default 5, or what the sweep says.
         iterations: shortens the runs on known functions.
         smoke: shortens the sweeps.
-        storage_path: where the sweeps' runs are, or go; what is there is not run again.
+        storage_path: where the sweeps are, or go; one that is there is completed as it was begun.
     """
     if name not in FIGURES:
         raise ValueError(f"Unknown figure {name!r}. Allowed: {', '.join(FIGURES)}.")
@@ -79,11 +80,16 @@ def _sweeps(
 ) -> pd.DataFrame:
     """Run or complete sweeps: a panel for each of them and its tasks, bars if there are several."""
     summaries = []
+    failed: dict[str, str] = {}
     for name in names:
-        sweep, _ = load(name, seeds=seeds, smoke=smoke)
         directory = (storage_path / (f"{name}-smoke" if smoke else name)).expanduser().resolve()
-        failed = run_sweep(sweep, directory, command=f"rllib sweep {name}")
-        report(f"{name}: {directory}" + (f", failed: {', '.join(failed)}" if failed else ""))
+        if (directory / Sweep.FILE_NAME).is_file():
+            sweep = Sweep.from_directory(directory)
+        else:
+            sweep, _ = load(name, seeds=seeds, smoke=smoke)
+        command = f"rllib sweep {name} --storage-path {storage_path} --seeds {sweep.seeds}"
+        failed |= run_sweep(sweep, directory, command=command + (" --smoke" if smoke else ""))
+        report(f"{name}: {directory}")
         summaries.append(summarise(directory)[0])
     panels = {
         f"{summary.directory.name}: {task}": groups
@@ -95,6 +101,8 @@ def _sweeps(
         if summary.scores["task"].nunique() > 1:
             drawn = plots.bar_figure(summary.scores, f"last {summary.metric}")
             plots.save(drawn, output.with_name(f"{output.stem}-scores.png"))
+    if failed:
+        raise RunFailed(f"{output} is without the trials that failed: {', '.join(failed)}.")
     return pd.concat([s.scores.assign(sweep=s.directory.name) for s in summaries])
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from rerpi_rllib.experiments.runs import Run, aligned, by_task, find_runs, group_runs
+from rerpi_rllib.experiments.runs import Run, aligned, by_task, find_runs, group_runs, scores
 from rerpi_rllib.experiments.statistics import bootstrap_interval, interquartile_mean
 
 _PART_COLORS = {"mu": "k", "sigma": "0.6", "mixture": "0.8", "pi": "k"}
@@ -26,14 +26,19 @@ _HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 
 def plot_runs(directories: Sequence[Path], output: Path | None = None) -> Path:
     """One run: return, KLs against their bounds, multipliers and stddev. Several: their returns,
-    one panel for each task and one line for each kind of run, with a band over its seeds.
+    one panel for each task and one line for each kind of run, with a band over its seeds; and with
+    several tasks a bar chart in a file of its own.
     """
     output = output or directories[0] / "curves.png"
     runs = find_runs(directories)
     if len(runs) == 1:
         drawn = run_figure(runs[0])
     else:
-        drawn = panels_figure(task_panels(group_runs(runs)), best_metric(runs))
+        groups, metric = group_runs(runs), best_metric(runs)
+        drawn = panels_figure(task_panels(groups), metric)
+        table = scores(groups, metric)
+        if table["task"].nunique() > 1:
+            save(bar_figure(table, f"last {metric}"), output.with_name(f"{output.stem}-scores.png"))
     save(drawn, output)
     write_curves(runs, output.with_suffix(".csv"))
     return output
@@ -176,7 +181,7 @@ def bar_figure(table: pd.DataFrame, title: str) -> plt.Figure:
     the interquartile mean over all tasks of the normalised scores, with a 95 % interval.
 
     Args:
-        table: of :func:`rerpi_rllib.experiments.runs.scores`, with a column "normalised".
+        table: of :func:`rerpi_rllib.experiments.runs.scores`.
     """
     groups, tasks = list(table["group"].unique()), list(table["task"].unique())
     figure, (bars, total) = plt.subplots(
@@ -201,7 +206,9 @@ def bar_figure(table: pd.DataFrame, title: str) -> plt.Figure:
         bars.bar(
             np.arange(len(tasks)) + offset, mean, width, yerr=std, capsize=2, label=group, **look
         )
-        matrix = score_matrix(of_group, "normalised")
+        matrix = score_matrix(table, "normalised", group, tasks)
+        if not len(matrix):
+            continue
         low, high = bootstrap_interval(interquartile_mean, matrix)
         middle = interquartile_mean(matrix)
         whisker = [[max(0.0, middle - low)], [max(0.0, high - middle)]]
@@ -218,8 +225,9 @@ def bar_figure(table: pd.DataFrame, title: str) -> plt.Figure:
     return figure
 
 
-def score_matrix(table: pd.DataFrame, column: str) -> np.ndarray:
-    """[runs, tasks] from rows of runs; only as many runs as every task has."""
-    columns = [of_task[column].dropna().to_numpy() for _, of_task in table.groupby("task")]
-    runs = min(len(values) for values in columns)
-    return np.stack([values[:runs] for values in columns], axis=1)
+def score_matrix(table: pd.DataFrame, column: str, group: str, tasks: Sequence[str]) -> np.ndarray:
+    """A group's [runs, tasks]: as many runs as it has of every task, none if it lacks a task."""
+    of_group = table[table["group"] == group]
+    values = [of_group[of_group["task"] == task][column].dropna().to_numpy() for task in tasks]
+    runs = min(map(len, values))
+    return np.stack([of_task[:runs] for of_task in values], axis=1)

@@ -76,7 +76,7 @@ def _last_values(run: Run) -> dict[str, Any]:
     seconds = last["time_s"] or float("nan")
     values = {
         "env steps": f"{last['env_steps']:,.0f} ({last['env_steps'] / seconds:.0f}/s)",
-        "updates": f"{last['updates']:,.0f} ({last['updates'] / seconds:.0f}/s)",
+        "updates": f"{last.get('updates', 0):,.0f} ({last.get('updates', 0) / seconds:.0f}/s)",
         "minutes": f"{seconds / 60:.1f}",
     }
     for metric in ("return", "greedy_return"):
@@ -115,9 +115,8 @@ def _sweep(summary: Summary) -> list[str]:
         rows += [_row(run, summary.metric) for run in runs]
         if runs[0].settings:
             commands.append(f"# {label}\n{runs[0].settings.command()}")
-    failed = sorted(path.parent.name for path in summary.directory.glob("*/error.txt"))
-    if failed:
-        parts.append(f"<p>With an error: {html.escape(', '.join(failed))}.</p>")
+    if summary.left_out:
+        parts.append(f"<p>Not complete and left out: {html.escape(', '.join(summary.left_out))}.</p>")
     return [
         *parts,
         _heading("Runs"),

@@ -14,12 +14,14 @@ from ray.tune.utils import flatten_dict
 
 from rerpi_rllib.core.losses import LossSettings
 from rerpi_rllib.experiments.settings import VERSIONS_FILE, RunSettings
+from rerpi_rllib.experiments.statistics import normalised
 
 _LEARNER = "learners/default_policy/"
 # The parts of a policy that may have a bound.
 PARTS = ("mu", "sigma", "mixture", "pi")
 # Names of curves, and where a result has them.
 COLUMNS = {
+    "iterations": "training_iteration",
     "env_steps": "num_env_steps_sampled_lifetime",
     "updates": "num_updates_lifetime",
     "time_s": "time_total_s",
@@ -61,6 +63,13 @@ class Run:
             return {}
         config = self.settings.build_config(check_env=False)
         return LossSettings(**config.model_config["loss"]).epsilons
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it was stopped by a rule of its own, not by a failure or a scheduler."""
+        columns = {"env_steps", "updates", "iterations", "time_s", "return"} & set(self.curves)
+        stop = self.settings.stop if self.settings else {}
+        return any(self.final(key) >= limit for key, limit in stop.items() if key in columns)
 
     def final(self, metric: str) -> float:
         """The last value of a curve; NaN if there is none."""
@@ -115,16 +124,16 @@ def _curves(directory: Path) -> pd.DataFrame:
                 result = flatten_dict(json.loads(line))
             except json.JSONDecodeError:
                 continue  # The line that was being written when the run was killed.
-            rows.append({name: result.get(column) for name, column in COLUMNS.items()})
+            row = {name: result.get(column) for name, column in COLUMNS.items()}
+            if row["iterations"] % (result.get("config/evaluation_interval") or 1):
+                row["greedy_return"] = None  # RLlib repeats the result of an evaluation once.
+            rows.append(row)
     if not rows:
         raise ValueError(f"There is no result.json with results at or below {str(directory)!r}.")
     table = pd.DataFrame(rows).astype(float).dropna(axis="columns", how="all")
-    if "greedy_return" in table:
-        # After an evaluation RLlib repeats its result once, then gives NaN.
-        table["greedy_return"] = table["greedy_return"].where(table["greedy_return"].diff() != 0)
     # A part that was resumed from an older checkpoint repeats some steps: the later part counts.
     later_minimum = table["env_steps"][::-1].cummin()[::-1].shift(-1)
-    return table[~(table["env_steps"] >= later_minimum)]
+    return table[~(table["env_steps"] > later_minimum)]
 
 
 def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -166,16 +175,28 @@ def aligned(runs: Sequence[Run], metric: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def scores(groups: Mapping[str, Sequence[Run]], metric: str) -> pd.DataFrame:
-    """The last value of each run: columns group, task, seed, score."""
-    return pd.DataFrame(
-        [
-            {
-                "group": label,
-                "task": run.task,
-                "seed": run.settings.seed if run.settings else None,
-                "score": run.final(metric),
-            }
-            for label, runs in groups.items()
-            for run in runs
-        ]
-    )
+    """The last value of each run: columns group, task, seed, score and normalised.
+
+    Normalised are shares of the control suite's 1000, elsewhere of the way from the worst run of the
+    task to the best.
+    """
+    rows = []
+    for label, runs in groups.items():
+        for run in runs:
+            env = run.settings.env if run.settings else ""
+            rows.append(
+                {
+                    "group": label,
+                    "task": run.task,
+                    "seed": run.settings.seed if run.settings else None,
+                    "score": run.final(metric),
+                    "in_suite": env.startswith("dm_control/"),
+                }
+            )
+    table = pd.DataFrame(rows)
+    in_suite = table.pop("in_suite")
+    of_task = table.groupby("task")["score"]
+    low = of_task.transform("min").where(~in_suite, 0.0)
+    high = of_task.transform("max").where(~in_suite, 1000.0)
+    table["normalised"] = normalised(*(x.to_numpy() for x in (table["score"], low, high)))
+    return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from rerpi_rllib.experiments.runs import Run, find_runs, group_runs, scores
 from rerpi_rllib.experiments.statistics import (
     bootstrap_interval,
     interquartile_mean,
-    normalised,
     probability_of_improvement,
 )
 from rerpi_rllib.experiments.sweeps import Sweep
@@ -28,17 +27,21 @@ _MAX_LINES = 6
 
 @dataclass(frozen=True)
 class Summary:
-    """A sweep's results: scores of runs, and what they say about each group."""
+    """A sweep's results: scores of its complete runs, and what they say about each group."""
 
     directory: Path
     metric: str
     groups: dict[str, list[Run]]
+    left_out: list[str]
     scores: pd.DataFrame
     table: pd.DataFrame
 
     @property
     def markdown(self) -> str:
-        return to_markdown(self.table)
+        text = to_markdown(self.table)
+        if self.left_out:
+            text += f"\n\nNot complete and left out: {', '.join(self.left_out)}."
+        return text
 
 
 def load_sweep(directory: Path) -> Summary:
@@ -48,10 +51,15 @@ def load_sweep(directory: Path) -> Summary:
         raise ValueError(f"{str(directory)!r} is not a sweep's directory: it has no {path.name}.")
     asked = json.loads(path.read_text())
     runs = find_runs([directory])
+    left_out = []
+    if not asked["scheduler"]:  # Which ends runs early on purpose.
+        left_out = [run.directory.name for run in runs if not run.is_complete]
+        runs = [run for run in runs if run.is_complete]
+    if not runs:
+        raise ValueError(f"No run of the sweep in {str(directory)!r} is complete yet.")
     groups = group_runs(sorted(runs, key=partial(_place, asked["grid"])))
     found = scores(groups, asked["metric"])
-    found["normalised"] = _normalised(groups, found)
-    return Summary(directory, asked["metric"], groups, found, _table(found))
+    return Summary(directory, asked["metric"], groups, left_out, found, _table(found))
 
 
 def _place(grid: Mapping[str, list], run: Run) -> list[int]:
@@ -86,38 +94,23 @@ def curves_figure(summary: Summary):
     return plots.panels_figure(plots.task_panels(groups), summary.metric, title)
 
 
-def _normalised(groups: Mapping[str, Sequence[Run]], found: pd.DataFrame) -> pd.Series:
-    """Shares of the control suite's 1000; elsewhere of the way from the worst run to the best."""
-    suite = {
-        run.task
-        for runs in groups.values()
-        for run in runs
-        if run.settings and run.settings.env.startswith("dm_control/")
-    }
-    of_task = found.groupby("task")["score"]
-    in_suite = found["task"].isin(suite)
-    low = of_task.transform("min").where(~in_suite, 0.0)
-    high = of_task.transform("max").where(~in_suite, 1000.0)
-    return pd.Series(normalised(found["score"].to_numpy(), low.to_numpy(), high.to_numpy()))
-
-
 def _table(found: pd.DataFrame) -> pd.DataFrame:
     """A row for each group and task, and for each group over all tasks."""
     first = found["group"].iloc[0]
-    rows = []
     tasks = list(found["task"].unique())
-    for task in [*tasks, _ALL_TASKS] if len(tasks) > 1 else tasks:
-        of_task = found if task == _ALL_TASKS else found[found["task"] == task]
-        column = "normalised" if task == _ALL_TASKS else "score"
-        reference = plots.score_matrix(of_task[of_task["group"] == first], column)
-        for group in of_task["group"].unique():
-            matrix = plots.score_matrix(of_task[of_task["group"] == group], column)
-            row = {"task": task, "setting": group, "runs": len(matrix)}
-            rows.append(row)
+    rows = []
+    for name, of in [*((t, [t]) for t in tasks), *([(_ALL_TASKS, tasks)] if len(tasks) > 1 else [])]:
+        column = "normalised" if name == _ALL_TASKS else "score"
+        reference = plots.score_matrix(found, column, first, of)
+        for group in found["group"].unique():
+            matrix = plots.score_matrix(found, column, group, of)
             if not len(matrix):
                 continue
             low, high = bootstrap_interval(interquartile_mean, matrix)
-            row |= {
+            row = {
+                "task": name,
+                "setting": group,
+                "runs": len(matrix),
                 "mean": np.mean(matrix),
                 "std": np.std(matrix),
                 "IQM": interquartile_mean(matrix),
@@ -125,7 +118,14 @@ def _table(found: pd.DataFrame) -> pd.DataFrame:
                 "IQM high": high,
             }
             if group != first and len(reference):
-                row["P(better than first)"] = probability_of_improvement(matrix, reference)
+                both = matrix, reference
+                low, high = bootstrap_interval(probability_of_improvement, *both)
+                row |= {
+                    f"P(better than {first})": probability_of_improvement(*both),
+                    "P low": low,
+                    "P high": high,
+                }
+            rows.append(row)
     return pd.DataFrame(rows)
 
 

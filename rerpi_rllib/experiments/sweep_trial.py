@@ -14,10 +14,12 @@ METRICS = {"return": episode_return, "greedy_return": greedy_return}
 class SweepTrial(RERPI):
     """Any algorithm of the family; its configuration is ``RunSettings`` instead of RLlib's."""
 
-    def __init__(self, config: dict[str, Any], **kwargs: Any) -> None:
-        self._metric = METRICS[config["metric"]]
+    def __init__(self, config: Any, **kwargs: Any) -> None:
+        # A checkpoint is restored with RLlib's configuration.
+        of_sweep = not isinstance(config, RERPIConfig) and "settings" in config
+        self._metric = METRICS[config["metric"]] if of_sweep else episode_return
         self._score = float("nan")
-        super().__init__(_config(config), **kwargs)
+        super().__init__(_config(config) if of_sweep else config, **kwargs)
 
     @classmethod
     def default_resource_request(cls, config: Any) -> Any:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,21 +95,30 @@ class Sweep:
     FILE_NAME = "sweep.json"
 
     @classmethod
+    def from_directory(cls, directory: Path) -> Sweep:
+        """The sweep that a directory holds."""
+        asked = json.loads((directory / cls.FILE_NAME).read_text())
+        return cls(**{field.name: asked[field.name] for field in fields(cls)})
+
+    @classmethod
     def from_file(cls, path: Path, on_cpu: bool) -> Sweep:
         mappings = ("grid", "config", "stop", "cpu")
         given = check_keys(read_yaml(path), cls, str(path), mappings)
         if on_cpu:
             given |= check_keys(given.get("cpu", {}), cls, f"cpu in {path}", mappings)
         given.pop("cpu", None)
-        if "base" not in given:
-            raise ValueError(f"{path} names no base configuration: base is missing.")
-        if isinstance(given.get("env"), str):
-            given["env"] = [given["env"]]
+        if not isinstance(given.get("base"), str):
+            raise ValueError(f"base={given.get('base')!r} in {path} must name a configuration.")
+        env = given.get("env", [])
+        given["env"] = env if isinstance(env, list) else [env]
+        if not all(isinstance(task, str) for task in given["env"]):
+            raise ValueError(f"env={env!r} in {path} must be a task or a list of tasks.")
         sweep = cls(**given)
         for key, values in sweep.grid.items():
             if not isinstance(values, list) or not values:
                 raise ValueError(f"grid {key}={values!r} in {path} must be a list of values.")
-            sweep.grid[key] = [parse_value(v) if isinstance(v, str) else v for v in values]
+            sweep.grid[key] = [_parsed(value) for value in values]
+        sweep.stop = {key: _parsed(value) for key, value in sweep.stop.items()}
         return sweep
 
     def check(self) -> None:
@@ -120,17 +129,20 @@ class Sweep:
             )
         if isinstance(self.seeds, bool) or not isinstance(self.seeds, int) or self.seeds < 1:
             raise ValueError(f"seeds={self.seeds!r} is not allowed: it must be 1 or more.")
-        seen: set[Any] = set()
+        tasks, variants = set(), set()
         for settings in self.trials().values():
-            for part in (settings.env, (settings.algo, repr(settings.config))):
-                if part not in seen:
-                    settings.build_config()
-                    seen.add(part)
-        stop = settings.stop
-        if not set(stop) - {"return"}:
-            raise ValueError(f"stop={stop} may never be met: name env_steps, updates or time_s.")
-        if self.metric == "greedy_return" and not settings.build_config().evaluation_interval:
-            raise ValueError("metric='greedy_return' needs evaluation_interval in the settings.")
+            variant = repr(settings.flat())
+            if settings.env in tasks and variant in variants:
+                continue
+            config = settings.build_config(check_env=settings.env not in tasks)
+            tasks.add(settings.env)
+            variants.add(variant)
+            if not set(settings.stop) - {"return"}:
+                raise ValueError(
+                    f"stop={settings.stop} may never be met: name env_steps, updates or time_s."
+                )
+            if self.metric == "greedy_return" and not config.evaluation_interval:
+                raise ValueError("metric='greedy_return' needs evaluation_interval in the settings.")
 
     def shortened(self) -> Sweep:
         """One task, two seeds, tiny networks: whether it runs, in a minute or two."""
@@ -153,7 +165,10 @@ class Sweep:
             for variant in self.variants():
                 for seed in range(self.seeds):
                     settings = self._settings(base.run, env, variant, seed)
-                    found[_name(settings, list(self.grid))] = settings
+                    name = _name(settings, list(self.grid))
+                    if name in found:
+                        raise ValueError(f"Two trials of the grid {self.grid} are called {name!r}.")
+                    found[name] = settings
         return found
 
     def variants(self) -> list[dict[str, Any]]:
@@ -205,6 +220,8 @@ def load(
     if on_cpu is None:
         on_cpu = "RAY_ADDRESS" not in os.environ and torch.cuda.device_count() == 0
     sweep = Sweep.from_file(path, on_cpu)
+    if smoke:
+        sweep = sweep.shortened()
     sweep = replace(
         sweep,
         env=list(env) if env else sweep.env,
@@ -212,10 +229,12 @@ def load(
         config={**sweep.config, **(config or {})},
         stop=dict(stop) if stop else sweep.stop,
     )
-    if smoke:
-        sweep = sweep.shortened()
     sweep.check()
     return sweep, path.stem
+
+
+def _parsed(value: Any) -> Any:
+    return parse_value(value) if isinstance(value, str) else value
 
 
 def _distribution(values: list) -> Any:
@@ -268,8 +287,10 @@ def run_sweep(
     # one, as soon as a trial has ended. PBT copies checkpoints a little later than they are made.
     checkpoints_kept = 3 if scheduler == "pbt" else 1
     how = {"scheduler": scheduler, "search": search, "num_samples": num_samples if search else None}
-    resume = _goes_on(directory, asdict(sweep) | how, command)
     trials = list(sweep.trials().values())
+    if (scheduler or search) and len({settings.env for settings in trials}) > 1:
+        raise ValueError("--scheduler and --search compare returns: they need one task (--env).")
+    resume = _goes_on(directory, sweep, how, command)
     display = SweepDisplay(
         directory.name, num_samples if search else len(trials), trials[0].stop, quiet
     )
@@ -313,17 +334,17 @@ def run_sweep(
     return {Path(trial.path).name: failure_reason(trial) for trial in failed}
 
 
-def _goes_on(directory: Path, asked: dict[str, Any], command: str) -> bool:
+def _goes_on(directory: Path, sweep: Sweep, how: Mapping[str, Any], command: str) -> bool:
     """Whether the directory holds a part of this sweep; it must not hold another one."""
     path = directory / Sweep.FILE_NAME
+    trials = {name: asdict(settings) for name, settings in sweep.trials().items()}
+    asked = json.loads(json.dumps({**asdict(sweep), **how, "trials": trials}))
     if path.is_file():
         before = json.loads(path.read_text())
-        other = [key for key in asked if before.get(key) != json.loads(json.dumps(asked[key]))]
-        if other:
-            raise ValueError(
-                f"{directory} holds a sweep with another {other[0]} ({before.get(other[0])}, now "
-                f"{asked[other[0]]}): choose another --name."
-            )
+        # The trials say what the base was, too, which may have changed in its file.
+        if any(before.get(key) != asked[key] for key in ("trials", "metric", *how)):
+            other = [key for key in asked if before.get(key) != asked[key]]
+            raise ValueError(f"{directory} has another sweep ({', '.join(other)}): choose a --name.")
     else:
         directory.mkdir(parents=True, exist_ok=True)
         write_json(path, {**asked, "command": command})
@@ -353,11 +374,13 @@ def _scheduler(name: str | None, sweep: Sweep, stop: Mapping[str, float]) -> Tri
         return AsyncHyperBandScheduler(
             time_attr="env_steps", max_t=steps, grace_period=max(1, steps // 8), reduction_factor=2
         )
+    if not sweep.grid or any(key in _OF_RUN for key in sweep.grid):
+        raise ValueError(f"--scheduler pbt cannot change what is in the grid: {list(sweep.grid)}.")
+    # Numbers are changed a little, or drawn anew; of other values a neighbour is taken.
     mutations = {
-        key: _distribution(values) for key, values in sweep.grid.items() if key not in _OF_RUN
+        key: _distribution(values) if all(isinstance(v, float) for v in values) else values
+        for key, values in sweep.grid.items()
     }
-    if not mutations:
-        raise ValueError(f"--scheduler pbt has no setting to change in the grid {sweep.grid}.")
     return PopulationBasedTraining(
         time_attr="env_steps",
         perturbation_interval=max(1, steps // 8),
@@ -372,8 +395,6 @@ def _searcher(name: str | None) -> Searcher | None:
         import optuna
         from ray.tune.search.optuna import OptunaSearch
     except ImportError:
-        raise ValueError(
-            "--search optuna needs the package optuna: pip install 'rerpi-rllib[search]'."
-        ) from None
+        raise ValueError("--search optuna needs the package optuna: pip install optuna.") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return OptunaSearch(seed=0)

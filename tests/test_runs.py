@@ -1,0 +1,100 @@
+"""Reading runs: what counts as a result of which run."""
+
+import json
+
+import numpy as np
+import pytest
+
+from rerpi_rllib.experiments.plots import plot_runs, score_matrix
+from rerpi_rllib.experiments.report import write_report
+from rerpi_rllib.experiments.runs import aligned, find_runs, group_runs, load_run, scores
+from rerpi_rllib.experiments.settings import RunSettings
+
+
+def _write(directory, rows, *, interval=None, **settings):
+    """A run's directory; rows are (env steps, return, greedy return or None)."""
+    RunSettings(**{"env": "Pendulum-v1", "stop": {"env_steps": 300}, **settings}).save(directory)
+    lines = []
+    for iteration, (steps, value, greedy) in enumerate(rows, start=1):
+        result = {
+            "training_iteration": iteration,
+            "num_env_steps_sampled_lifetime": steps,
+            "time_total_s": iteration,
+            "env_runners": {"episode_return_mean": value},
+            "config": {"evaluation_interval": interval},
+        }
+        if greedy is not None:
+            result["evaluation"] = {"env_runners": {"episode_return_mean": greedy}}
+        lines.append(json.dumps(result))
+    (directory / "result.json").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+def test_equal_evaluations_are_kept_and_repeated_ones_are_not(tmp_path):
+    rows = [(100, 0, None), (200, 0, 7.0), (300, 0, 7.0), (400, 0, 7.0), (500, 0, 7.0)]
+    curves = load_run(_write(tmp_path / "a", rows, interval=2)).curves
+    known = curves[curves["greedy_return"].notna()]
+    assert known["env_steps"].tolist() == [200, 400]
+
+
+def test_rows_of_one_step_count_are_all_kept_and_repeated_parts_are_not(tmp_path):
+    rows = [(50, 1, None), (50, 2, 7.0), (50, 3, None), (100, 4, None)]
+    assert load_run(_write(tmp_path / "a", rows, interval=1)).curves["return"].tolist() == [
+        1,
+        2,
+        3,
+        4,
+    ]
+    rows = [(100, 1, None), (200, 2, None), (100, 3, None), (200, 4, None)]
+    kept = load_run(_write(tmp_path / "b", rows)).curves
+    assert kept["return"].tolist()[-2:] == [3, 4] and 2 not in kept["return"].tolist()
+
+
+def test_a_line_that_was_being_written_is_passed_over(tmp_path):
+    run = _write(tmp_path / "a", [(100, 1, None)])
+    with open(run / "result.json", "a") as file:
+        file.write('{"training_iter')
+    assert len(load_run(run).curves) == 1
+
+
+def test_runs_that_differ_by_seed_alone_are_one_group(tmp_path):
+    for seed in (0, 1):
+        _write(tmp_path / f"a{seed}", [(100, seed, None), (300, seed, None)], seed=seed)
+        other = [(200, seed, None), (300, 5, None)]
+        _write(tmp_path / f"b{seed}", other, seed=seed, config={"epsilon": 0.2})
+    groups = group_runs(find_runs([tmp_path]))
+    assert {label: len(runs) for label, runs in groups.items()} == {"default": 2, "epsilon=0.2": 2}
+    steps, curves = aligned(groups["default"], "return")
+    assert steps.tolist() == [100, 300] and curves.tolist() == [[0, 0], [1, 1]]
+    assert all(run.is_complete for runs in groups.values() for run in runs)
+
+
+def test_scores_and_what_is_missing(tmp_path):
+    _write(tmp_path / "a", [(300, 500.0, None)], env="dm_control/cheetah-run-v0")
+    _write(tmp_path / "b", [(300, -200.0, None)])
+    _write(tmp_path / "c", [(300, -100.0, None)], algo="MPO")
+    table = scores(group_runs(find_runs([tmp_path])), "return")
+    assert table.set_index(["group", "task"])["normalised"].to_dict() == {
+        ("RERPI", "cheetah-run"): 0.5,
+        ("RERPI", "Pendulum-v1"): 0.0,
+        ("MPO", "Pendulum-v1"): 1.0,
+    }
+    tasks = ["cheetah-run", "Pendulum-v1"]
+    assert score_matrix(table, "score", "RERPI", tasks).tolist() == [[500.0, -200.0]]
+    assert len(score_matrix(table, "score", "MPO", tasks)) == 0
+    plot_runs([tmp_path], tmp_path / "x" / "all.png")
+    assert {path.name for path in (tmp_path / "x").iterdir()} == {
+        *("all.png", "all.svg", "all.csv", "all-scores.png", "all-scores.svg")
+    }
+
+
+def test_a_run_without_updates_has_a_report(tmp_path):
+    page = write_report(_write(tmp_path / "a", [(100, 1, None)], seed=3)).read_text()
+    assert "rllib train --algo RERPI --env Pendulum-v1 --seed 3" in page and "100 (100/s)" in page
+
+
+def test_nothing_there(tmp_path):
+    for directory in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ValueError, match=str(directory)):
+            find_runs([directory])
+    assert np.isnan(load_run(_write(tmp_path / "a", [(1, 1, None)])).final("greedy_return"))
