@@ -19,6 +19,7 @@ lint: setup
 bench: setup
 	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/env_runner.py
+	$(BIN)/python benchmarks/update.py
 
 setup: $(VENV)/.installed
 

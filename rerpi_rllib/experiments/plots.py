@@ -215,7 +215,7 @@ def bar_figure(table: pd.DataFrame, title: str) -> plt.Figure:
         total.bar(number, middle, 0.8, yerr=whisker, capsize=3, **look)
     bars.set_xticks(range(len(tasks)), tasks, rotation=60 if len(tasks) > 4 else 0, fontsize=8)
     bars.set(ylabel="normalised score", title="each task: mean, stddev over seeds")
-    bars.legend(fontsize=8)
+    figure.legend(*bars.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     total.set_xticks(range(len(groups)), groups, rotation=30, fontsize=8)
     total.set_title("all: IQM, 95 % interval")
     for axis in (bars, total):

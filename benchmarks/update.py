@@ -1,0 +1,254 @@
+"""One learner update: this package's core against a textbook version, against the arithmetic limit,
+and with RLlib's Learner around it; all in one run, in turn.
+
+The textbook version is the paper's update as one would first write it in torch: state and sampled
+action side by side through the critic, ``torch.distributions`` for densities and KLs, an optimizer
+and a backward pass for each loss.
+
+python benchmarks/update.py [--json] [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("MUJOCO_GL", "disabled")
+
+import gymnasium as gym
+import numpy as np
+import torch
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.learner.training_data import TrainingData
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+from torch import nn
+from torch.distributions import Independent, Normal, kl_divergence
+
+from rerpi_rllib import RERPIConfig
+from rerpi_rllib.algorithm.updates import keep_freed_memory, make_optimizers
+from rerpi_rllib.core.losses import LossSettings, rerpi_loss
+from rerpi_rllib.core.networks import ActorCritic
+
+# Observations, action dimensions, batch, policy layers, critic layers.
+SIZES = (
+    (17, 6, 256, (200,) * 3, (500,) * 3),
+    (67, 21, 256, (200,) * 3, (500,) * 3),
+    (67, 21, 3072, (200,) * 3, (500,) * 3),
+    (17, 6, 256, (256,) * 2, (256,) * 2),
+)
+ACTIONS = 20
+
+
+class Textbook:
+    """The update without any care for speed."""
+
+    def __init__(self, observations: int, actions: int, policy: tuple, critic: tuple) -> None:
+        def body(inputs: int, sizes: tuple) -> list[nn.Module]:
+            layers: list[nn.Module] = [nn.Linear(inputs, sizes[0]), nn.LayerNorm(sizes[0]), nn.Tanh()]
+            for before, after in itertools.pairwise(sizes):
+                layers += [nn.Linear(before, after), nn.ELU()]
+            return layers
+
+        self.policy = nn.Sequential(*body(observations, policy), nn.Linear(policy[-1], 2 * actions))
+        self.critic = nn.Sequential(*body(observations + actions, critic), nn.Linear(critic[-1], 1))
+        self.target_policy, self.target_critic = (
+            copy.deepcopy(self.policy),
+            copy.deepcopy(self.critic),
+        )
+        self.log_temperature = torch.zeros((), requires_grad=True)
+        self.log_alphas = torch.zeros(2, requires_grad=True)
+        self.policy_optimizer = torch.optim.Adam(self.policy.parameters(), lr=3e-4)
+        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=3e-4)
+        self.dual_optimizer = torch.optim.Adam([self.log_temperature, self.log_alphas], lr=1e-2)
+
+    def _distribution(self, network: nn.Module, obs: torch.Tensor) -> Independent:
+        mean, stddev = network(obs).chunk(2, dim=-1)
+        return Independent(Normal(mean, nn.functional.softplus(stddev) + 1e-4), 1)
+
+    def update(self, batch: dict[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            next_policy = self._distribution(self.target_policy, batch["new_obs"])
+            inputs = torch.cat([batch["new_obs"], next_policy.sample().clamp(-1, 1)], -1)
+            next_q = self.target_critic(inputs).squeeze(-1)
+            targets = batch["rewards"] + 0.99 * (1.0 - batch["terminateds"]) * next_q
+        inputs = torch.cat([batch["obs"], batch["actions"].clamp(-1, 1)], -1)
+        critic_loss = (self.critic(inputs).squeeze(-1) - targets).square().mean()
+        self.critic_optimizer.zero_grad()
+        critic_loss.backward()
+        self.critic_optimizer.step()
+
+        with torch.no_grad():
+            target = self._distribution(self.target_policy, batch["obs"])
+            actions = target.sample((ACTIONS,))
+            states = batch["obs"].expand(ACTIONS, -1, -1)
+            q = self.target_critic(torch.cat([states, actions.clamp(-1, 1)], -1)).squeeze(-1)
+        temperature = nn.functional.softplus(self.log_temperature)
+        weights = torch.softmax(q / temperature.detach(), 0)
+        log_mean_exp = torch.logsumexp(q / temperature, 0) - np.log(ACTIONS)
+        dual = temperature * (0.1 + log_mean_exp.mean())
+        online = self._distribution(self.policy, batch["obs"])
+        old, new = target.base_dist, online.base_dist
+        of_mean = Independent(Normal(new.loc, old.scale), 1)
+        of_stddev = Independent(Normal(old.loc, new.scale), 1)
+        cross_entropy = -(weights * (of_mean.log_prob(actions) + of_stddev.log_prob(actions))).sum(0)
+        kls = torch.stack([kl_divergence(target, part).mean() for part in (of_mean, of_stddev)])
+        alphas = nn.functional.softplus(self.log_alphas)
+        policy_loss = cross_entropy.mean() + (alphas.detach() * kls).sum()
+        self.policy_optimizer.zero_grad()
+        policy_loss.backward()
+        self.policy_optimizer.step()
+        dual = dual + (alphas * (torch.tensor([5e-4, 1e-5]) - kls.detach())).sum()
+        self.dual_optimizer.zero_grad()
+        dual.backward()
+        self.dual_optimizer.step()
+
+
+def _config(size: tuple) -> RERPIConfig:
+    _, _, batch, policy, critic = size
+    config = RERPIConfig().learners(num_gpus_per_learner=0)
+    return config.training(policy_layers=policy, critic_layers=critic, train_batch_size=batch)
+
+
+def _core(size: tuple) -> Callable[[dict[str, torch.Tensor]], None]:
+    """An update of the bare core."""
+    config = _config(size).environment("Pendulum-v1")
+    nets = ActorCritic(*size[:2], **config.model_config["networks"], clip_actions=True)
+    settings = LossSettings(**config.model_config["loss"])
+    optimizers = list(make_optimizers(nets).values())
+
+    def update(batch: dict[str, torch.Tensor]) -> None:
+        loss, _ = rerpi_loss(nets, batch, settings)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    return update
+
+
+def _learner(size: tuple, updates: int) -> Callable[[dict[str, np.ndarray]], None]:
+    """So many updates in one call of RLlib's Learner."""
+    observations, actions, rows, *_ = size
+    learner = _config(size).build_learner(
+        spaces={
+            DEFAULT_MODULE_ID: (
+                gym.spaces.Box(-np.inf, np.inf, (observations,)),
+                gym.spaces.Box(-1.0, 1.0, (actions,)),
+            )
+        }
+    )
+
+    def update(batch: dict[str, np.ndarray]) -> None:
+        data = MultiAgentBatch({DEFAULT_MODULE_ID: SampleBatch(batch)}, updates * rows)
+        learner.update(training_data=TrainingData(batch=data), minibatch_size=rows)
+
+    return update
+
+
+def _batch(size: tuple, updates: int = 1) -> dict[str, np.ndarray]:
+    observations, actions, rows, *_ = size
+    rng = np.random.default_rng(0)
+    shapes = {
+        "obs": (observations,),
+        "new_obs": (observations,),
+        "actions": (actions,),
+        "rewards": (),
+        "action_logp": (),
+    }
+    batch = {
+        name: rng.standard_normal((updates * rows, *shape)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    return {**batch, "terminateds": np.zeros(updates * rows, np.float32)}
+
+
+def _limit_seconds(size: tuple) -> float:
+    """All matrix products of an update at the rate of this machine's matrix product."""
+    observations, actions, rows, policy, critic = size
+
+    def products(inputs: int, sizes: tuple, outputs: int) -> int:
+        return sum(a * b for a, b in itertools.pairwise((inputs, *sizes, outputs)))
+
+    def backward(inputs: int, sizes: tuple, outputs: int) -> int:
+        """By the weights of all layers, and by the inputs of all but the first."""
+        return 2 * products(inputs, sizes, outputs) - inputs * sizes[0]
+
+    q, pi = (observations + actions, critic, 1), (observations, policy, 2 * actions)
+    # Of sampled actions the state's part of the first layer is computed once.
+    sampled = ACTIONS * (products(*q) - observations * critic[0]) + observations * critic[0]
+    multiplications = rows * (
+        products(*q) + (products(*q) + backward(*q)) + sampled  # bootstrap, critic, Step 2
+        + 2 * products(*pi) + (products(*pi) + backward(*pi))  # target policy twice, policy
+    )  # fmt: skip
+    left, right = torch.randn(2048, critic[0]), torch.randn(critic[0], critic[0])
+    seconds = min(_seconds(lambda: left @ right) for _ in range(30))
+    return multiplications * seconds / (2048 * critic[0] ** 2)
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    keep_freed_memory()
+    # As many as the machine has, for all alike; the learner would take fewer.
+    threads = torch.get_num_threads()
+    for size in SIZES:
+        observations, actions, rows, policy, critic = size
+        times = _measure(size, arguments.rounds, threads)
+        core = times["core"]
+        setting = f"{observations} + {actions} floats, batch {rows}, policy {policy}, critic {critic}"
+        for peer in ("textbook", "limit", "learner"):
+            row = {
+                "name": f"update_{rows}_against_{peer}",
+                "ours": core,
+                "peer": times[peer],
+                "unit": "ms",
+                "ratio": times[peer] / core,
+                "setting": f"{setting}, {threads} threads",
+            }
+            if arguments.json:
+                print(json.dumps(row))
+            else:
+                print(
+                    f"{setting}: core {core:7.1f} ms, {peer:8} {times[peer]:7.1f} ms: "
+                    f"{row['ratio']:.2f} times the core's"
+                )
+
+
+def _measure(size: tuple, rounds: int, threads: int) -> dict[str, float]:
+    """Milliseconds for an update, medians of several rounds."""
+    *sizes, rows, policy, critic = size
+    calls = max(1, 2560 // rows)
+    many = _batch(size, calls)
+    batch = {name: torch.from_numpy(column[:rows]) for name, column in many.items()}
+    core, textbook = _core(size), Textbook(*sizes, policy, critic)
+    learner = _learner(size, calls)
+    torch.set_num_threads(threads)
+    seconds: dict[str, list[float]] = {"core": [], "textbook": [], "learner": [], "limit": []}
+    for _ in range(rounds + 1):
+        seconds["core"].append(_seconds(lambda: [core(batch) for _ in range(calls)]) / calls)
+        seconds["textbook"].append(
+            _seconds(lambda: [textbook.update(batch) for _ in range(calls)]) / calls
+        )
+        seconds["learner"].append(_seconds(lambda: learner(many)) / calls)
+        seconds["limit"].append(_limit_seconds(size))
+    # The first round warms up.
+    return {name: 1e3 * statistics.median(values[1:]) for name, values in seconds.items()}
+
+
+if __name__ == "__main__":
+    main()
