@@ -1,13 +1,14 @@
 """What a user sees while a run goes on, on a terminal and in a file."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from conftest import METRICS
 from rich.console import Console
 
 from rerpi_rllib.experiments import display as module
-from rerpi_rllib.experiments.display import TrainingDisplay
+from rerpi_rllib.experiments.display import SweepDisplay, TrainingDisplay
 
 BOUNDS = {"kl_mu": 1e-3, "kl_sigma": 1e-5, "kl_nonparametric": 0.1}
 
@@ -56,3 +57,35 @@ def test_quiet_is_quiet():
     display.on_trial_result(0, [], None, _result(1, value=3.0))
     display.close()
     assert output.getvalue() == "" and display.last_return == 3.0
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_sweep_shows_what_runs_and_what_has_ended(terminal):
+    output = io.StringIO()
+    display = SweepDisplay(
+        *("a sweep", 3, {"env_steps": 4000}),
+        console=Console(file=output, force_terminal=terminal, width=120),
+    )
+    first, second, third = (
+        SimpleNamespace(trial_id=n, path=f"/x/seed={n}", status="PENDING", last_result={})
+        for n in range(3)
+    )
+    trials = [first, second, third]
+    display.setup()
+    display.on_step_begin(0, trials)
+    for step in (1, 4):
+        first.status, first.last_result = "RUNNING", _result(step, value=7.0) | {"score": 7.0}
+        display.on_trial_result(0, trials, first, first.last_result)
+    first.status = "TERMINATED"
+    display.on_trial_complete(0, trials, first)
+    second.status, second.last_result = "RUNNING", _result(2, value=9.25)
+    display.on_trial_result(0, trials, second, second.last_result)
+    third.status = "ERROR"
+    display.on_trial_error(0, trials, third)
+    display.on_trial_result(0, trials, second, second.last_result)
+    display.close()
+    text = output.getvalue()
+    assert "seed=0: score 7.0" in text and "seed=2: failed" in text
+    if terminal:
+        for words in ("1 of 3 done, 1 failed", "seed=1", "2,000", "9.2", "left"):
+            assert words in text, words

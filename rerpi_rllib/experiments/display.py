@@ -238,7 +238,8 @@ class SweepDisplay(Callback):
     def _say(self, trial: Any, outcome: str) -> None:
         if not self._quiet:
             elapsed = _clock(time.monotonic() - self._started)
-            self._console.print(f"{elapsed}  {_trial_name(trial)}: {outcome}", soft_wrap=True)
+            line = f"{elapsed}  {_trial_name(trial)}: {outcome}"
+            self._console.print(line, soft_wrap=True, highlight=False)
 
     def _done(self, trials: list[Any]) -> float:
         """Trials that have ended, and the share of those that run."""
