@@ -21,10 +21,10 @@ _LEARNER = "learners/default_policy/"
 PARTS = ("mu", "sigma", "mixture", "pi")
 # Names of curves, and where a result has them.
 COLUMNS = {
-    "iterations": "training_iteration",
     "env_steps": "num_env_steps_sampled_lifetime",
     "updates": "num_updates_lifetime",
     "time_s": "time_total_s",
+    "iterations": "training_iteration",
     "return": "env_runners/episode_return_mean",
     "greedy_return": "evaluation/env_runners/episode_return_mean",
     **{
