@@ -35,7 +35,7 @@ def test_a_run_is_repeatable():
     assert values[0] == values[1] != values[2]
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", [name for name, make in FIGURES.items() if callable(make)])
 def test_figures_with_their_data(name, tmp_path):
     said = []
     path = figure(name, tmp_path / "new", seeds=2, iterations=1, report=said.append)

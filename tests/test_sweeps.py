@@ -9,12 +9,14 @@ import subprocess
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from conftest import SMALL
 from test_cli import FAILING_ENV, RLLIB
 
 from rerpi_rllib import RERPI
+from rerpi_rllib.experiments.figures import figure
 from rerpi_rllib.experiments.report import write_report
 from rerpi_rllib.experiments.summary import load_sweep, summarise
 from rerpi_rllib.experiments.sweeps import SWEEPS, Sweep, load, run_sweep
@@ -187,6 +189,16 @@ def test_a_broken_run_does_not_count(sweep_directory, tmp_path):
     assert "left out: Pendulum-v1_fit=decoupled_seed=0" in summary.markdown
     rows = summary.table.set_index(["task", "setting"])["runs"]
     assert ("Pendulum-v1", "fit=decoupled") not in rows and ("all, normalised", "fit=coupled") in rows
+
+
+def test_a_figure_is_made_of_the_sweeps_that_are_there(sweep_directory, tmp_path):
+    shutil.copytree(sweep_directory, tmp_path / "weighting")
+    drawn = figure("weighting", tmp_path / "new", storage_path=tmp_path, report=lambda text: None)
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+    assert len(pd.read_csv(drawn.with_suffix(".csv"))) == 4
+    assert (tmp_path / "new" / "weighting-scores.svg").is_file()
+    with pytest.raises(ValueError, match="--iterations"):
+        figure("weighting", tmp_path, iterations=3)
 
 
 def test_a_trial_s_checkpoint_is_an_algorithm_s(sweep_directory, ray_session):
