@@ -69,6 +69,12 @@ def test_runs_that_differ_by_seed_alone_are_one_group(tmp_path):
     assert all(run.is_complete for runs in groups.values() for run in runs)
 
 
+def test_settings_come_back_as_they_were(tmp_path):
+    _write(tmp_path / "a", [(300, 1, None)], config={"epsilon_sigma": 1e-6, "policy_layers": [8]})
+    config = load_run(tmp_path / "a").settings.config
+    assert config == {"epsilon_sigma": 1e-6, "policy_layers": [8]}
+
+
 def test_scores_and_what_is_missing(tmp_path):
     _write(tmp_path / "a", [(300, 500.0, None)], env="dm_control/cheetah-run-v0")
     _write(tmp_path / "b", [(300, -200.0, None)])

@@ -239,6 +239,8 @@ def check_keys(
 def read_yaml(path: Path) -> Any:
     if not path.is_file():
         raise ValueError(f"There is no file {str(path)!r}.")
+    if path.suffix == ".json":  # YAML takes 1e-05 for a word.
+        return json.loads(path.read_text())
     try:
         return yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
