@@ -1,4 +1,4 @@
-"""The command line as a user types it: every call is a process of its own."""
+"""The command line as a user types it: nearly every call is a process of its own."""
 
 import json
 import os
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from conftest import SMALL
+
+from rerpi_rllib.cli import main
 
 ROOT = Path(__file__).parents[1]
 RLLIB = [sys.executable, "-c", "from rerpi_rllib.cli import main; main()"]
@@ -181,12 +183,16 @@ def test_a_failing_environment_is_a_failed_run(tmp_path):
         (["--resume", "missing"], ["missing"]),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(arguments, words, tmp_path):
+def test_wrong_use_is_one_line_and_exit_code_2(arguments, words, tmp_path, monkeypatch, capsys):
     defaults = ["--env", "Pendulum-v1"] if "--env" not in arguments else []
     algo = ["--algo", "RERPI"] if "--algo" not in arguments else []
-    done = _rllib("train", *algo, *defaults, *arguments, "--storage-path", tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stderr.strip().splitlines()
+    command = ["rllib", "train", *algo, *defaults, *arguments, "--storage-path", tmp_path]
+    # In this process: there are many of them, and starting one takes seconds.
+    monkeypatch.setattr(sys, "argv", [str(word) for word in command])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
     assert all(word in line for word in words), line
     assert not list(tmp_path.glob("**/checkpoint_*"))
 
