@@ -149,6 +149,7 @@ def test_figures_tables_and_report_of_a_sweep(sweep_directory):
     page = write_report(sweep_directory).read_text()
     for text in ("fit=coupled", "rllib sweep tiny", "data:image/svg+xml", "kl_mu / bound", "torch"):
         assert text in page
+    assert "<th>grid</th>" in page and "<th>trials</th>" not in page
     assert "http" not in re.sub(r'src="data:[^"]*"', "", page), "not self-contained"
 
 
@@ -206,6 +207,13 @@ def test_a_trial_s_checkpoint_is_an_algorithm_s(sweep_directory, ray_session):
     algo = RERPI.from_checkpoint(str(checkpoint))
     assert algo.config.fit == "coupled"
     algo.stop()
+
+
+def test_what_tuning_refuses_leaves_nothing_behind(tmp_path):
+    sweep, _ = load(str(_write(tmp_path, stop={"updates": 100})))
+    with pytest.raises(ValueError, match="env_steps"):
+        run_sweep(sweep, tmp_path / "x", scheduler="asha")
+    assert not (tmp_path / "x").exists()
 
 
 def test_tuning_needs_one_task(tmp_path):

@@ -1,4 +1,4 @@
-"""Acting: RLlib's EnvRunner with a sampling loop of its own, several times as fast as RLlib's.
+"""Acting: RLlib's EnvRunner with a sampling loop of its own, two to three times as fast.
 
 RLlib runs two connector pipelines, adds to an episode object and makes callbacks at every step, which
 costs more than a control-suite environment and a small policy together. Here a step is: one forward

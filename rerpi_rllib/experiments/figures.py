@@ -98,9 +98,8 @@ def _sweeps(
     }
     plots.save(plots.panels_figure(panels, summaries[0].metric), output)
     for summary in summaries:
-        if summary.scores["task"].nunique() > 1:
-            drawn = plots.bar_figure(summary.scores, f"last {summary.metric}")
-            plots.save(drawn, output.with_name(f"{output.stem}-scores.png"))
+        scores = output.with_name(f"{output.stem}-scores.png")
+        plots.save_scores(summary.scores, summary.metric, scores)
     if failed:
         raise RunFailed(f"{output} is without the trials that failed: {', '.join(failed)}.")
     return pd.concat([s.scores.assign(sweep=s.directory.name) for s in summaries])

@@ -36,9 +36,7 @@ def plot_runs(directories: Sequence[Path], output: Path | None = None) -> Path:
     else:
         groups, metric = group_runs(runs), best_metric(runs)
         drawn = panels_figure(task_panels(groups), metric)
-        table = scores(groups, metric)
-        if table["task"].nunique() > 1:
-            save(bar_figure(table, f"last {metric}"), output.with_name(f"{output.stem}-scores.png"))
+        save_scores(scores(groups, metric), metric, output.with_name(f"{output.stem}-scores.png"))
     save(drawn, output)
     write_curves(runs, output.with_suffix(".csv"))
     return output
@@ -49,6 +47,12 @@ def save(drawn: plt.Figure, output: Path) -> None:
     drawn.savefig(output, dpi=120)
     drawn.savefig(output.with_suffix(".svg"))
     plt.close(drawn)
+
+
+def save_scores(table: pd.DataFrame, metric: str, output: Path) -> None:
+    """A bar chart, if there are several tasks."""
+    if table["task"].nunique() > 1:
+        save(bar_figure(table, f"last {metric}"), output)
 
 
 def write_curves(runs: Sequence[Run], output: Path) -> None:

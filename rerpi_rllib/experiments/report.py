@@ -20,6 +20,8 @@ from rerpi_rllib.experiments.settings import RunSettings
 from rerpi_rllib.experiments.summary import Summary, curves_figure, load_sweep
 from rerpi_rllib.experiments.sweeps import Sweep
 
+# Of what a sweep's file has.
+_SHOWN_ELSEWHERE = ("description", "command", "trials")
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; }
 table { border-collapse: collapse; margin: 0.5em 0; font-size: 90%; }
@@ -126,7 +128,7 @@ def _sweep(summary: Summary) -> list[str]:
         _code(asked["command"]),
         _details("one run of each kind", _code("\n".join(commands))),
         _heading("Settings"),
-        _pairs({k: v for k, v in asked.items() if v and k not in ("description", "command")}),
+        _pairs({k: v for k, v in asked.items() if v and k not in _SHOWN_ELSEWHERE}),
         _heading("Versions"),
         _pairs(next(iter(summary.groups.values()))[0].versions),
     ]

@@ -78,9 +78,7 @@ def summarise(directory: Path) -> tuple[Summary, Path]:
     plots.save(curves_figure(summary), output)
     runs = [run for runs in summary.groups.values() for run in runs]
     plots.write_curves(runs, output.with_suffix(".csv"))
-    if summary.scores["task"].nunique() > 1:
-        drawn = plots.bar_figure(summary.scores, f"{directory.name}: last {summary.metric}")
-        plots.save(drawn, directory / "scores.png")
+    plots.save_scores(summary.scores, summary.metric, directory / "scores.png")
     summary.table.to_csv(directory / "table.csv", index=False, float_format="%.6g")
     (directory / "table.md").write_text(summary.markdown + "\n")
     return summary, output

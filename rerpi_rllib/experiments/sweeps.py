@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray
-import torch
 from ray import tune
 from ray.tune import Callback, CheckpointConfig, TuneError
 from ray.tune.experiment import Trial
@@ -41,7 +38,8 @@ from rerpi_rllib.experiments.training import (
     RunFailed,
     StopRules,
     failure_reason,
-    start_ray,
+    is_machine_without_gpu,
+    running_ray,
 )
 
 SWEEPS = CONFIGS.parent / "tune_sweeps"
@@ -195,7 +193,7 @@ class Sweep:
     def search_space(self) -> dict[str, Any]:
         """One trial's settings with distributions where the grid has values."""
         base = self._base()
-        drawn = {key: _distribution(values) for key, values in self.grid.items()}
+        drawn = {key: _range(values) or tune.choice(values) for key, values in self.grid.items()}
         env = (self.env or base.tasks)[0]
         return asdict(self._settings(base.run, env, drawn, seed=0))
 
@@ -217,9 +215,7 @@ def load(
         smoke: shorten it to see whether it runs.
     """
     path = find_file(name, SWEEPS)
-    if on_cpu is None:
-        on_cpu = "RAY_ADDRESS" not in os.environ and torch.cuda.device_count() == 0
-    sweep = Sweep.from_file(path, on_cpu)
+    sweep = Sweep.from_file(path, is_machine_without_gpu() if on_cpu is None else on_cpu)
     if smoke:
         sweep = sweep.shortened()
     sweep = replace(
@@ -237,10 +233,12 @@ def _parsed(value: Any) -> Any:
     return parse_value(value) if isinstance(value, str) else value
 
 
-def _distribution(values: list) -> Any:
-    """Between the smallest and the largest of numbers, on a log scale if they are far apart."""
+def _range(values: list) -> Any:
+    """Between the smallest and the largest number, on a log scale if they are far apart; None if they
+    are no real numbers.
+    """
     if not all(isinstance(v, float) for v in values):
-        return tune.choice(values)
+        return None
     low, high = min(values), max(values)
     return tune.loguniform(low, high) if low > 0 and high / low >= 10 else tune.uniform(low, high)
 
@@ -287,58 +285,61 @@ def run_sweep(
     # one, as soon as a trial has ended. PBT copies checkpoints a little later than they are made.
     checkpoints_kept = 3 if scheduler == "pbt" else 1
     how = {"scheduler": scheduler, "search": search, "num_samples": num_samples if search else None}
-    trials = list(sweep.trials().values())
+    by_name = sweep.trials()
+    trials = list(by_name.values())
     if (scheduler or search) and len({settings.env for settings in trials}) > 1:
         raise ValueError("--scheduler and --search compare returns: they need one task (--env).")
-    resume = _goes_on(directory, sweep, how, command)
+    tuning = {
+        "scheduler": _scheduler(scheduler, sweep, trials[0].stop),
+        "search_alg": _searcher(search),
+    }
+    asked = {**asdict(sweep), **how, "trials": {name: asdict(t) for name, t in by_name.items()}}
+    resume = _goes_on(directory, asked, how, command)
     display = SweepDisplay(
         directory.name, num_samples if search else len(trials), trials[0].stop, quiet
     )
-    ray_was_there = ray.is_initialized()
     try:
-        start_ray(trials[0].build_config(check_env=False))
-        analysis = tune.run(
-            SweepTrial,
-            name=directory.name,
-            storage_path=str(directory.parent),
-            config={
-                "metric": sweep.metric,
-                "settings": sweep.search_space()
-                if search
-                else tune.grid_search([asdict(settings) for settings in trials]),
-            },
-            metric="score",
-            mode="max",
-            num_samples=num_samples if search else 1,
-            stop=StopRules(trials[0].stop),
-            scheduler=_scheduler(scheduler, sweep, trials[0].stop),
-            search_alg=_searcher(search),
-            callbacks=[CheckpointByTime(), _WriteSettings(), display],
-            checkpoint_config=CheckpointConfig(checkpoint_at_end=True, num_to_keep=checkpoints_kept),
-            trial_dirname_creator=partial(
-                _directory_name, list(sweep.grid), bool(scheduler or search)
-            ),
-            max_failures=_MAX_FAILURES,
-            raise_on_failed_trial=False,
-            resume="AUTO+ERRORED" if resume else None,
-            log_to_file=True,
-            verbose=0,
-        )
+        with running_ray(trials[0].build_config(check_env=False)):
+            analysis = tune.run(
+                SweepTrial,
+                name=directory.name,
+                storage_path=str(directory.parent),
+                config={
+                    "metric": sweep.metric,
+                    "settings": sweep.search_space()
+                    if search
+                    else tune.grid_search([asdict(settings) for settings in trials]),
+                },
+                metric="score",
+                mode="max",
+                num_samples=num_samples if search else 1,
+                stop=StopRules(trials[0].stop),
+                **tuning,
+                callbacks=[CheckpointByTime(), _WriteSettings(), display],
+                checkpoint_config=CheckpointConfig(
+                    checkpoint_at_end=True, num_to_keep=checkpoints_kept
+                ),
+                trial_dirname_creator=partial(
+                    _directory_name, list(sweep.grid), bool(scheduler or search)
+                ),
+                max_failures=_MAX_FAILURES,
+                raise_on_failed_trial=False,
+                resume="AUTO+ERRORED" if resume else None,
+                log_to_file=True,
+                verbose=0,
+            )
     except TuneError as error:
         raise RunFailed(f"{error}. Its log is in {directory}.") from error
     finally:
         display.close()
-        if not ray_was_there:
-            ray.shutdown()
     failed = [trial for trial in analysis.trials if trial.status == Trial.ERROR]
     return {Path(trial.path).name: failure_reason(trial) for trial in failed}
 
 
-def _goes_on(directory: Path, sweep: Sweep, how: Mapping[str, Any], command: str) -> bool:
+def _goes_on(directory: Path, asked: Mapping[str, Any], how: Iterable[str], command: str) -> bool:
     """Whether the directory holds a part of this sweep; it must not hold another one."""
     path = directory / Sweep.FILE_NAME
-    trials = {name: asdict(settings) for name, settings in sweep.trials().items()}
-    asked = json.loads(json.dumps({**asdict(sweep), **how, "trials": trials}))
+    asked = json.loads(json.dumps(asked))
     if path.is_file():
         before = json.loads(path.read_text())
         # The trials say what the base was, too, which may have changed in its file.
@@ -377,10 +378,7 @@ def _scheduler(name: str | None, sweep: Sweep, stop: Mapping[str, float]) -> Tri
     if not sweep.grid or any(key in _OF_RUN for key in sweep.grid):
         raise ValueError(f"--scheduler pbt cannot change what is in the grid: {list(sweep.grid)}.")
     # Numbers are changed a little, or drawn anew; of other values a neighbour is taken.
-    mutations = {
-        key: _distribution(values) if all(isinstance(v, float) for v in values) else values
-        for key, values in sweep.grid.items()
-    }
+    mutations = {key: _range(values) or values for key, values in sweep.grid.items()}
     return PopulationBasedTraining(
         time_attr="env_steps",
         perturbation_interval=max(1, steps // 8),

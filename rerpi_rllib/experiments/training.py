@@ -8,7 +8,8 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,19 +120,34 @@ def _bounds(config: RERPIConfig) -> dict[str, float]:
     return bounds
 
 
+def is_machine_without_gpu() -> bool:
+    """Whether runs take place on this machine and it has no GPU."""
+    return "RAY_ADDRESS" not in os.environ and torch.cuda.device_count() == 0
+
+
 def has_no_gpu(config: RERPIConfig) -> bool:
     """Whether the learner will run on this machine's CPU, as far as can be told before the start."""
-    gpus = config.num_gpus_per_learner
-    return "RAY_ADDRESS" not in os.environ and (
-        gpus == 0 or (gpus == "auto" and torch.cuda.device_count() == 0)
-    )
+    if config.num_gpus_per_learner == "auto":
+        return is_machine_without_gpu()
+    return config.num_gpus_per_learner == 0 and "RAY_ADDRESS" not in os.environ
 
 
-def start_ray(config: RERPIConfig) -> None:
-    """Connect to the cluster that RAY_ADDRESS names, or start Ray on this machine.
+@contextmanager
+def running_ray(config: RERPIConfig) -> Iterator[None]:
+    """Ray with enough for a run; one that this process uses already stays as it is."""
+    was_there = ray.is_initialized()
+    try:
+        if not was_there:
+            _start_ray(config)
+        _check_resources(config)
+        yield
+    finally:
+        if not was_there:
+            ray.shutdown()
 
-    A Ray that this process uses already stays as it is.
-    """
+
+def _start_ray(config: RERPIConfig) -> None:
+    """Connect to the cluster that RAY_ADDRESS names, or start Ray on this machine."""
     options: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
     if "RAY_ADDRESS" not in os.environ:
         # With fewer cores than processes they share: a run must not wait for ever for a CPU.
@@ -140,8 +156,10 @@ def start_ray(config: RERPIConfig) -> None:
             config.num_cpus_for_main_process - 1 + processes * max(1, config.num_cpus_per_env_runner)
         )
         options |= {"address": "local", "num_cpus": max(os.cpu_count() or 1, int(cpus) + 1)}
-    if not ray.is_initialized():
-        ray.init(**options)
+    ray.init(**options)
+
+
+def _check_resources(config: RERPIConfig) -> None:
     request = config.algo_class.default_resource_request(config.to_dict())
     for kind, amount in request.required_resources.items():
         available = ray.cluster_resources().get(kind, 0)
@@ -188,33 +206,32 @@ def train(
             raise KeyboardInterrupt
         stop.interrupted = True
 
-    ray_was_there = ray.is_initialized()
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous = signal.signal(signal.SIGINT, on_interrupt) if in_main_thread else None
     try:
-        start_ray(config)
-        analysis = tune.run(
-            settings.algo,
-            name=directory.name,
-            storage_path=str(directory.parent),
-            config=config.to_dict(),
-            stop=stop,
-            callbacks=[CheckpointByTime(), display],
-            checkpoint_config=CheckpointConfig(checkpoint_at_end=True, num_to_keep=_CHECKPOINTS_KEPT),
-            trial_dirname_creator=lambda trial: f"part-{part}",
-            restore=str(resume_from) if resume_from else None,
-            log_to_file=True,
-            raise_on_failed_trial=False,
-            verbose=0,
-        )
+        with running_ray(config):
+            analysis = tune.run(
+                settings.algo,
+                name=directory.name,
+                storage_path=str(directory.parent),
+                config=config.to_dict(),
+                stop=stop,
+                callbacks=[CheckpointByTime(), display],
+                checkpoint_config=CheckpointConfig(
+                    checkpoint_at_end=True, num_to_keep=_CHECKPOINTS_KEPT
+                ),
+                trial_dirname_creator=lambda trial: f"part-{part}",
+                restore=str(resume_from) if resume_from else None,
+                log_to_file=True,
+                raise_on_failed_trial=False,
+                verbose=0,
+            )
     except TuneError as error:
         raise RunFailed(f"{_reason(str(error))}. Its log is in {directory}.") from error
     finally:
         display.close()
         if in_main_thread:
             signal.signal(signal.SIGINT, previous)
-        if not ray_was_there:
-            ray.shutdown()
 
     (trial,) = analysis.trials
     logs = directory / f"part-{part}"
