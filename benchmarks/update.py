@@ -3,24 +3,21 @@ and with RLlib's Learner around it; all in one run, in turn.
 
 The textbook version is the paper's update as one would first write it in torch: state and sampled
 action side by side through the critic, ``torch.distributions`` for densities and KLs, an optimizer
-and a backward pass for each loss.
+and a backward pass for each loss. It runs in a process of its own, with the C library's memory
+management as it is: the core's is set for the whole process.
 
-python benchmarks/update.py [--json] [--rounds 5]
+python benchmarks/update.py [--json]
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import itertools
-import json
-import os
+import multiprocessing
 import statistics
-import time
 from collections.abc import Callable
 
-os.environ.setdefault("MUJOCO_GL", "disabled")
-
+import common
 import gymnasium as gym
 import numpy as np
 import torch
@@ -31,8 +28,8 @@ from torch import nn
 from torch.distributions import Independent, Normal, kl_divergence
 
 from rerpi_rllib import RERPIConfig
-from rerpi_rllib.algorithm.updates import keep_freed_memory, make_optimizers
-from rerpi_rllib.core.losses import LossSettings, rerpi_loss
+from rerpi_rllib.algorithm.updates import Updates, make_optimizers, steps_apart
+from rerpi_rllib.core.losses import LossSettings
 from rerpi_rllib.core.networks import ActorCritic
 
 # Observations, action dimensions, batch, policy layers, critic layers.
@@ -42,7 +39,12 @@ SIZES = (
     (67, 21, 3072, (200,) * 3, (500,) * 3),
     (17, 6, 256, (256,) * 2, (256,) * 2),
 )
-ACTIONS = 20
+ACTIONS, ROUNDS = 20, 7
+PEERS = {
+    "textbook": "the textbook version",
+    "limit": "its matrix products alone",
+    "learner": "with RLlib's Learner around it",
+}
 
 
 class Textbook:
@@ -111,24 +113,22 @@ class Textbook:
 
 def _config(size: tuple) -> RERPIConfig:
     _, _, batch, policy, critic = size
-    config = RERPIConfig().learners(num_gpus_per_learner=0)
+    # The learner's threads are those of its process and of an EnvRunner that mostly waits for it.
+    config = RERPIConfig().learners(num_gpus_per_learner=0).env_runners(num_env_runners=1)
+    config.updates_per_env_step = 1.0
     return config.training(policy_layers=policy, critic_layers=critic, train_batch_size=batch)
 
 
-def _core(size: tuple) -> Callable[[dict[str, torch.Tensor]], None]:
-    """An update of the bare core."""
+def _core(size: tuple, calls: int) -> Callable[[dict[str, np.ndarray]], None]:
+    """So many updates of the bare core."""
     config = _config(size).environment("Pendulum-v1")
     nets = ActorCritic(*size[:2], **config.model_config["networks"], clip_actions=True)
-    settings = LossSettings(**config.model_config["loss"])
-    optimizers = list(make_optimizers(nets).values())
+    updates = Updates(config.target_update_period, config.policy_update_period)
+    steps = steps_apart(nets, LossSettings(**config.model_config["loss"]), make_optimizers(nets))
 
-    def update(batch: dict[str, torch.Tensor]) -> None:
-        loss, _ = rerpi_loss(nets, batch, settings)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
+    def update(batch: dict[str, np.ndarray]) -> None:
+        columns = {name: torch.from_numpy(column) for name, column in batch.items()}
+        updates.run(nets, columns, size[2], **steps)
 
     return update
 
@@ -169,7 +169,7 @@ def _batch(size: tuple, updates: int = 1) -> dict[str, np.ndarray]:
     return {**batch, "terminateds": np.zeros(updates * rows, np.float32)}
 
 
-def _limit_seconds(size: tuple) -> float:
+def _limit_seconds(size: tuple, threads: int) -> float:
     """All matrix products of an update at the rate of this machine's matrix product."""
     observations, actions, rows, policy, critic = size
 
@@ -188,66 +188,54 @@ def _limit_seconds(size: tuple) -> float:
         + 2 * products(*pi) + (products(*pi) + backward(*pi))  # target policy twice, policy
     )  # fmt: skip
     left, right = torch.randn(2048, critic[0]), torch.randn(critic[0], critic[0])
-    seconds = min(_seconds(lambda: left @ right) for _ in range(30))
-    return multiplications * seconds / (2048 * critic[0] ** 2)
+    torch.set_num_threads(threads)
+    fastest = min(common.seconds(lambda: left @ right) for _ in range(30))
+    torch.set_num_threads(1)
+    return multiplications * fastest / (2048 * critic[0] ** 2)
 
 
-def _seconds(function: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
+_textbook: dict[tuple, Textbook] = {}
+
+
+def _textbook_seconds(size: tuple, calls: int, threads: int) -> float:
+    """In a process of its own: several updates."""
+    torch.set_num_threads(threads)
+    batch = {name: torch.from_numpy(column) for name, column in _batch(size).items()}
+    if size not in _textbook:
+        _textbook[size] = Textbook(*size[:2], *size[3:])
+    return common.seconds(lambda: [_textbook[size].update(batch) for _ in range(calls)])
+
+
+def _measure(size: tuple, threads: int, elsewhere) -> dict[str, float]:
+    """Milliseconds for an update, medians of several rounds."""
+    calls = max(1, 2560 // size[2])
+    batch = _batch(size, calls)
+    core, learner = _core(size, calls), _learner(size, calls)
+    found: dict[str, list[float]] = {"core": [], "textbook": [], "learner": [], "limit": []}
+    for _ in range(ROUNDS + 1):
+        found["core"].append(common.seconds(lambda: core(batch)) / calls)
+        found["textbook"].append(elsewhere.apply(_textbook_seconds, (size, calls, threads)) / calls)
+        found["learner"].append(common.seconds(lambda: learner(batch)) / calls)
+        found["limit"].append(_limit_seconds(size, threads))
+    # The first round warms up.
+    return {name: 1e3 * statistics.median(values[1:]) for name, values in found.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    keep_freed_memory()
-    # As many as the machine has, for all alike; the learner would take fewer.
-    threads = torch.get_num_threads()
-    for size in SIZES:
-        observations, actions, rows, policy, critic = size
-        times = _measure(size, arguments.rounds, threads)
-        core = times["core"]
-        setting = f"{observations} + {actions} floats, batch {rows}, policy {policy}, critic {critic}"
-        for peer in ("textbook", "limit", "learner"):
-            row = {
-                "name": f"update_{rows}_against_{peer}",
-                "ours": core,
-                "peer": times[peer],
-                "unit": "ms",
-                "ratio": times[peer] / core,
-                "setting": f"{setting}, {threads} threads",
-            }
-            if arguments.json:
-                print(json.dumps(row))
-            else:
-                print(
-                    f"{setting}: core {core:7.1f} ms, {peer:8} {times[peer]:7.1f} ms: "
-                    f"{row['ratio']:.2f} times the core's"
-                )
-
-
-def _measure(size: tuple, rounds: int, threads: int) -> dict[str, float]:
-    """Milliseconds for an update, medians of several rounds."""
-    *sizes, rows, policy, critic = size
-    calls = max(1, 2560 // rows)
-    many = _batch(size, calls)
-    batch = {name: torch.from_numpy(column[:rows]) for name, column in many.items()}
-    core, textbook = _core(size), Textbook(*sizes, policy, critic)
-    learner = _learner(size, calls)
-    torch.set_num_threads(threads)
-    seconds: dict[str, list[float]] = {"core": [], "textbook": [], "learner": [], "limit": []}
-    for _ in range(rounds + 1):
-        seconds["core"].append(_seconds(lambda: [core(batch) for _ in range(calls)]) / calls)
-        seconds["textbook"].append(
-            _seconds(lambda: [textbook.update(batch) for _ in range(calls)]) / calls
-        )
-        seconds["learner"].append(_seconds(lambda: learner(many)) / calls)
-        seconds["limit"].append(_limit_seconds(size))
-    # The first round warms up.
-    return {name: 1e3 * statistics.median(values[1:]) for name, values in seconds.items()}
+    report = common.Report(__doc__)
+    threads = 2  # For all alike.
+    with multiprocessing.get_context("spawn").Pool(1) as elsewhere:
+        for size in SIZES:
+            observations, actions, rows, policy, critic = size
+            times = _measure(size, threads, elsewhere)
+            setting = (
+                f"{observations} + {actions} floats, batch {rows}, policy {policy}, critic {critic}, "
+                f"{threads} threads"
+            )
+            for peer, peer_name in PEERS.items():
+                ratio = times[peer] / times["core"]
+                name = f"update_{rows}_{observations}_{critic[0]}x{len(critic)}_{peer}"
+                report.add(name, times["core"], times[peer], "ms", ratio, setting, peer_name)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The new API stack's learner: several updates a call, on one backward pass each."""
+"""The new API stack's learner: several updates a call."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -11,31 +12,54 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.annotations import override
 
-from rerpi_rllib.algorithm.rl_module import METRICS, TOTAL_LOSS
-from rerpi_rllib.algorithm.updates import Updates, keep_freed_memory, make_optimizers
+from rerpi_rllib.algorithm.rl_module import METRICS, TOTAL_LOSS, RERPITorchRLModule
+from rerpi_rllib.algorithm.updates import Updates, keep_freed_memory, make_optimizers, steps_apart
+from rerpi_rllib.core.parallel import get_threads, set_threads
 
 NUM_UPDATES = "num_updates"
 
 
 def learner_threads(config: AlgorithmConfig) -> int:
-    """As many threads as RLlib reserves CPUs for a learner."""
+    """As many threads as RLlib reserves CPUs for the learner.
+
+    EnvRunners that are held to a ratio of updates to steps mostly wait for the learner, so a learner
+    in the main process takes their CPUs too.
+    """
     cpus = config.num_cpus_per_learner if config.num_cpus_per_learner != "auto" else 1
     if config.num_learners == 0:
         cpus = max(cpus, config.num_cpus_for_main_process)
-    return max(1, int(cpus))
+        if config.updates_per_env_step is not None:
+            cpus += config.num_env_runners * config.num_cpus_per_env_runner
+    return max(1, min(int(cpus), os.cpu_count() or 1))
 
 
 class RERPITorchLearner(TorchLearner):
-    """Critic, policy and multipliers, each with an Adam of its own, on one backward pass."""
+    """Critic, policy and multipliers, each with an Adam of its own."""
 
     @override(TorchLearner)
     def build(self) -> None:
-        # Ray limits its workers' threads by their CPUs; a learner in the user's own process takes
-        # the same share, so that it does not fight the EnvRunners for cores.
-        torch.set_num_threads(learner_threads(self.config))
+        set_threads(learner_threads(self.config))
         keep_freed_memory()
         self._updates = Updates(self.config.target_update_period, self.config.policy_update_period)
         super().build()
+
+    @property
+    def _takes_policy_steps_beside(self) -> bool:
+        """Whether critic and policy learn at the same time, in two threads, without RLlib's steps.
+
+        Not where a seed promises the same run again, since both draw from torch's random numbers, and
+        not where the user changed something in those steps.
+        """
+        return (
+            get_threads() > 1
+            and type(self) is RERPITorchLearner
+            and type(self.module[DEFAULT_MODULE_ID].unwrapped()) is RERPITorchRLModule
+            and self.config.num_env_runners > 0
+            and self.config.num_learners <= 1
+            and self._device.type == "cpu"
+            and self.config.grad_clip is None
+            and self.config.fit != "value_gradient"
+        )
 
     @override(TorchLearner)
     def configure_optimizers_for_module(self, module_id: str, config=None) -> None:
@@ -80,8 +104,13 @@ class RERPITorchLearner(TorchLearner):
             fwd_out, _, _ = self._update({DEFAULT_MODULE_ID: minibatch})
             return fwd_out[DEFAULT_MODULE_ID][METRICS]
 
+        steps: dict[str, Any] = {"update": update}
+        if self._takes_policy_steps_beside:
+            optimizers = dict(self.get_optimizers_for_module(DEFAULT_MODULE_ID))
+            steps = steps_apart(module.nets, module.settings, optimizers)
         columns = batch.policy_batches[DEFAULT_MODULE_ID]
-        for name, mean in self._updates.run(module.nets, columns, minibatch_size, update).items():
+        means = self._updates.run(module.nets, columns, minibatch_size, **steps)
+        for name, mean in means.items():
             self.metrics.log_value((DEFAULT_MODULE_ID, name), mean, reduce="mean")
         self._log_steps_trained_metrics(batch)
         self.after_gradient_based_update(timesteps=timesteps or {})

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.training_data import TrainingData
@@ -38,6 +37,7 @@ from rerpi_rllib.algorithm.config import RERPIConfig
 from rerpi_rllib.algorithm.learner import learner_threads
 from rerpi_rllib.algorithm.rate_limiter import RateLimiter
 from rerpi_rllib.algorithm.replay import ReplayBuffer
+from rerpi_rllib.core.parallel import set_threads
 
 logger = logging.getLogger(__name__)
 
@@ -104,10 +104,10 @@ class RERPI(Algorithm):
         self._seconds_per_update = 0.0
         self._failures_in_a_row = 0
         self._old_stack_results: dict[str, Any] = {}
+        if self.config.uses_old_api_stack:
+            set_threads(learner_threads(self.config))
         # The learner works in a thread of its own, so that meanwhile the samples keep coming in.
-        self._learner_thread = ThreadPoolExecutor(
-            1, initializer=torch.set_num_threads, initargs=(learner_threads(self.config),)
-        )
+        self._learner_thread = ThreadPoolExecutor(1)
         if self.config.num_gpus_per_learner == 0:
             logger.warning("No GPU for the learner: it runs on the CPU.")
 

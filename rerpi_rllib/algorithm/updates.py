@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
+from rerpi_rllib.core.losses import LossSettings, critic_loss, policy_losses
 from rerpi_rllib.core.networks import ActorCritic
 
 _AT_TARGET_UPDATE = "_at_target_update"
@@ -37,18 +39,60 @@ def make_optimizers(
     return optimizers
 
 
+def steps_apart(
+    nets: ActorCritic, settings: LossSettings, optimizers: Mapping[str, torch.optim.Optimizer]
+) -> dict[str, Callable]:
+    """The steps of critic and policy by themselves, as :meth:`Updates.run` takes them."""
+
+    def step(losses: Mapping[str, Tensor], names: Sequence[str]) -> None:
+        moved = [optimizers[name] for name in names if name in optimizers]
+        for optimizer in moved:
+            optimizer.zero_grad()
+        torch.stack(list(losses.values())).sum().backward()
+        for optimizer in moved:
+            optimizer.step()
+
+    def update(minibatch: dict[str, Tensor], *_: bool) -> Mapping[str, Tensor]:
+        losses, metrics = critic_loss(nets, minibatch, settings)
+        step(losses, ["critic"])
+        return metrics
+
+    def improve(minibatch: dict[str, Tensor], move_multipliers: bool) -> Mapping[str, Tensor]:
+        losses, metrics = policy_losses(nets, minibatch, settings, move_multipliers)
+        step(losses, ["policy", "dual"])
+        return metrics
+
+    return {"update": update, "improve": improve}
+
+
 class Updates:
     """Counts the updates, decides what each one moves, copies the targets, averages the metrics."""
 
     def __init__(self, target_update_period: int, policy_update_period: int) -> None:
         self.count = 0
         self._target_period, self._policy_period = target_update_period, policy_update_period
+        self._policy_thread = ThreadPoolExecutor(1, "policy")  # Starts when it is first used.
 
     def run(
-        self, nets: ActorCritic, columns: Mapping[str, Tensor], minibatch_size: int, update: Update
+        self,
+        nets: ActorCritic,
+        columns: Mapping[str, Tensor],
+        minibatch_size: int,
+        update: Update,
+        improve: Callable[[dict[str, Tensor], bool], Mapping[str, Tensor]] | None = None,
     ) -> dict[str, float]:
-        """One update for every ``minibatch_size`` rows, in order; the means of their metrics."""
+        """One update for every ``minibatch_size`` rows, in order; the means of their metrics.
+
+        Between two target copies critic and policy do not depend on each other. If the policy's steps
+        are given as ``improve``, they are taken in a thread beside the critic's.
+        """
         logged: dict[str, list[Tensor]] = defaultdict(list)
+        improving: list[Future] = []
+
+        def log(metrics: Mapping[str, Tensor]) -> None:
+            for key, value in metrics.items():
+                logged[key].append(value)
+
         for start in range(0, len(columns["rewards"]), minibatch_size):
             self.count += 1
             # The bounds are for the policy that is copied. Earlier in a period the KL is smaller
@@ -57,14 +101,20 @@ class Updates:
             minibatch = {
                 key: column[start : start + minibatch_size] for key, column in columns.items()
             }
-            metrics = update(minibatch, self.count % self._policy_period == 0, late)
-            for key, value in metrics.items():
-                logged[key].append(value)
+            improves = self.count % self._policy_period == 0
+            if improves and improve is not None:
+                improving.append(self._policy_thread.submit(improve, minibatch, late))
+                improves = False
+            log(update(minibatch, improves, late))
             if self.count % self._target_period == 0:
+                while improving:
+                    log(improving.pop(0).result())
                 nets.update_targets()
                 for key in [k for k in logged if k.startswith("kl_") and k != "kl_nonparametric"]:
                     if not key.endswith(_AT_TARGET_UPDATE):
                         logged[key + _AT_TARGET_UPDATE] += logged[key][-1:]
+        while improving:
+            log(improving.pop(0).result())
         names = list(logged)
         means = torch.stack([torch.stack(logged[name]).mean() for name in names]).tolist()
         found = dict(zip(names, means))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rerpi_rllib.core.layers import after_first_layer
+from rerpi_rllib.core.parallel import in_threads
 
 _ROWS_AT_ONCE = 512
 
@@ -118,16 +119,19 @@ class CriticNetwork(nn.Module):
             return self._from_first_layer(states, actions)
         # Most of an update's arithmetic is here, in the values of sampled actions [N, B, D]: a few
         # hundred rows at a time, whose activations stay in the CPU's cache.
-        blocks = [
-            torch.cat(
-                [
-                    self._from_first_layer(some_states, part)
-                    for part in some_actions.split(max(1, _ROWS_AT_ONCE // len(some_states)))
-                ]
-            )
+        per_piece = max(1, _ROWS_AT_ONCE // len(states))
+        pieces = [
+            (some_states, part)
             for some_states, some_actions in zip(
                 states.split(_ROWS_AT_ONCE), actions.split(_ROWS_AT_ONCE, dim=-2)
             )
+            for part in some_actions.split(per_piece)
+        ]
+        outputs = in_threads(self._from_first_layer, pieces)
+        per_block = -(-len(actions) // per_piece)
+        blocks = [
+            torch.cat(outputs[start : start + per_block])
+            for start in range(0, len(outputs), per_block)
         ]
         return torch.cat(blocks, dim=-2)
 

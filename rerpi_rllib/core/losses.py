@@ -91,31 +91,58 @@ def rerpi_losses(
         Scalar losses by what they move, "critic", "policy" and "dual" (the multipliers), and a
         dictionary of detached scalars.
     """
-    actions = nets.policy.encode_actions(batch["actions"])
-    batch = {**batch, "actions": actions}
-    if settings.policy_evaluation == "td0":
-        states = batch["obs"]
-        targets = _td0_targets(nets, batch, settings)
-    else:
-        steps = batch["loss_mask"]
-        states, actions = batch["obs"][:, :-1][steps], actions[steps]
-        targets = _window_targets(nets, batch, settings)[steps]
-    losses = {"critic": nets.critic.loss(states, actions, targets)}
-    metrics = {"critic_loss": losses["critic"]}
+    losses, metrics = critic_loss(nets, batch, settings)
     if improve_policy:
-        if settings.fit == "value_gradient":
-            found, found_metrics = _value_gradient_loss(nets, states, settings)
-        else:
-            found, found_metrics = improvement_losses(nets, states, settings, move_multipliers)
+        found, found_metrics = policy_losses(nets, batch, settings, move_multipliers)
         losses |= found
         metrics |= found_metrics
-    return losses, {name: value.detach() for name, value in metrics.items()}
+    return losses, metrics
 
 
 def rerpi_loss(*args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """The sum of :func:`rerpi_losses`, whose gradient is that of each, and the metrics."""
     losses, metrics = rerpi_losses(*args, **kwargs)
     return torch.stack(list(losses.values())).sum(), metrics
+
+
+def critic_loss(
+    nets: ActorCritic, batch: Mapping[str, Tensor], settings: LossSettings
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Step 1's share of :func:`rerpi_losses`: it depends on the critic and the target networks."""
+    actions = nets.policy.encode_actions(batch["actions"])
+    batch = {**batch, "actions": actions}
+    if settings.policy_evaluation == "td0":
+        targets = _td0_targets(nets, batch, settings)
+    else:
+        steps = batch["loss_mask"]
+        actions, targets = actions[steps], _window_targets(nets, batch, settings)[steps]
+    loss = nets.critic.loss(_states(batch, settings), actions, targets)
+    return {"critic": loss}, {"critic_loss": loss.detach()}
+
+
+def policy_losses(
+    nets: ActorCritic,
+    batch: Mapping[str, Tensor],
+    settings: LossSettings,
+    move_multipliers: bool = True,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The share of Steps 2 and 3: it depends on the policy, the multipliers and the target networks.
+
+    Value gradients depend on the critic too.
+    """
+    states = _states(batch, settings)
+    if settings.fit == "value_gradient":
+        losses, metrics = _value_gradient_loss(nets, states, settings)
+    else:
+        losses, metrics = improvement_losses(nets, states, settings, move_multipliers)
+    return losses, {name: value.detach() for name, value in metrics.items()}
+
+
+def _states(batch: Mapping[str, Tensor], settings: LossSettings) -> Tensor:
+    """``[M, O]``: the states of a batch's transitions."""
+    if settings.policy_evaluation == "td0":
+        return batch["obs"]
+    return batch["obs"][:, :-1][batch["loss_mask"]]
 
 
 # -- Step 1: policy evaluation. --

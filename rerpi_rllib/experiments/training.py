@@ -32,6 +32,7 @@ from rerpi_rllib import RERPIConfig, envs
 from rerpi_rllib.algorithm.learner import learner_threads
 from rerpi_rllib.core.losses import LossSettings, rerpi_loss
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.parallel import set_threads
 from rerpi_rllib.experiments.checkpoints import newest_checkpoint
 from rerpi_rllib.experiments.display import TrainingDisplay
 from rerpi_rllib.experiments.settings import STOP_KEYS, RunSettings
@@ -102,7 +103,7 @@ def update_seconds(config: RERPIConfig) -> float:
         "action_logp": torch.zeros(rows),
         "loss_mask": torch.ones(rows, dtype=torch.bool),
     }
-    torch.set_num_threads(learner_threads(config))
+    set_threads(learner_threads(config))
     best = float("inf")
     for _ in range(2):
         started = time.perf_counter()

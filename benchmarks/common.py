@@ -1,0 +1,49 @@
+"""What the benchmarks share: one line a result, for people or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("MUJOCO_GL", "disabled")
+
+
+class Report:
+    """Prints results; ``peer_name`` says what is compared with."""
+
+    def __init__(self, doc: str | None) -> None:
+        parser = argparse.ArgumentParser(
+            description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        parser.add_argument("--json", action="store_true", help="one JSON object a line")
+        self._json = parser.parse_args().json
+
+    def add(
+        self,
+        name: str,
+        ours: float,
+        peer: float,
+        unit: str,
+        ratio: float,
+        setting: str,
+        peer_name: str,
+    ) -> None:
+        """One comparison; a ratio above 1 means that ours is better."""
+        if self._json:
+            row = {"name": name, "ours": ours, "peer": peer, "unit": unit, "ratio": ratio}
+            print(json.dumps({**row, "setting": f"{setting}; peer: {peer_name}"}), flush=True)
+        else:
+            print(
+                f"{name}: {ours:.4g} {unit} here, {peer:.4g} {unit} {peer_name}, "
+                f"ratio {ratio:.3g} ({setting})",
+                flush=True,
+            )
+
+
+def seconds(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started

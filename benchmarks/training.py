@@ -1,0 +1,192 @@
+"""Whole training on cheetah-run, one update per environment step: environment steps a second against
+RLlib's SAC and stable-baselines3's, both with their defaults, and asynchronous against synchronous;
+one update against one of RLlib's SAC, replay included; and the time that `rllib train` needs before
+its first update. Each in a process of its own, in turn, in one run.
+
+python benchmarks/training.py [--json]
+
+stable-baselines3 is needed: pip install -c constraints.txt -e '.[benchmark]'
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import common
+import torch
+from ray.rllib.algorithms.sac import SACConfig
+
+from rerpi_rllib import RERPIConfig, envs
+
+ENV, BATCH, WARM_UP, ROUNDS = "dm_control/cheetah-run-v0", 256, 1_500, 3
+SECONDS = 15.0
+
+
+def _rerpi(num_env_runners: int, **settings: Any) -> RERPIConfig:
+    config = (
+        RERPIConfig()
+        .environment(ENV)
+        .training(policy_layers=(256, 256), critic_layers=(256, 256), train_batch_size=BATCH)
+        .training(updates_per_env_step=1.0, num_steps_sampled_before_learning_starts=WARM_UP)
+        .env_runners(num_env_runners=num_env_runners)
+        .learners(num_gpus_per_learner=0)
+        .debugging(seed=0, log_level="ERROR")
+    )
+    config.replay_capacity = 100_000
+    return config.training(**settings)
+
+
+def _sac(layers: list[int] | None = None, batch: int = BATCH) -> SACConfig:
+    envs.register_with_tune(ENV)
+    config = (
+        SACConfig()
+        .environment(ENV)
+        .env_runners(num_env_runners=0)
+        .training(num_steps_sampled_before_learning_starts=WARM_UP)
+        .debugging(seed=0, log_level="ERROR")
+    )
+    if layers:
+        config.training(train_batch_size_per_learner=batch)
+        config.rl_module(model_config={"head_fcnet_hiddens": layers})
+    return config
+
+
+def _rate(algorithm: Any) -> float:
+    """Environment steps a second, once it learns."""
+
+    def steps() -> float:
+        return algorithm.train()["num_env_steps_sampled_lifetime"]
+
+    while (before := steps()) < WARM_UP + 200:
+        pass
+    started = time.perf_counter()
+    while time.perf_counter() - started < SECONDS:
+        now = steps()
+    rate = (now - before) / (time.perf_counter() - started)
+    algorithm.stop()
+    return rate
+
+
+def rllib_sac() -> float:
+    return _rate(_sac().build_algo())
+
+
+def rerpi(num_env_runners: int, **settings: Any) -> float:
+    config = _rerpi(num_env_runners, **settings).reporting(min_sample_timesteps_per_iteration=100)
+    return _rate(config.build_algo())
+
+
+def stable_baselines_sac() -> float:
+    from stable_baselines3 import SAC
+
+    model = SAC("MlpPolicy", envs.make(ENV), seed=0, learning_starts=100)
+    model.learn(300)
+    started, before = time.perf_counter(), model.num_timesteps
+    while time.perf_counter() - started < SECONDS:
+        model.learn(100, reset_num_timesteps=False)
+    return (model.num_timesteps - before) / (time.perf_counter() - started)
+
+
+def rllib_sac_update(batch: int, layers: list[int]) -> float:
+    """Seconds for replay sampling and one update."""
+    algorithm = _sac(layers, batch).build_algo()
+    while algorithm.train()["num_env_steps_sampled_lifetime"] < WARM_UP - 100:
+        pass
+
+    def update() -> None:
+        episodes = algorithm.local_replay_buffer.sample(
+            num_items=batch, n_step=1, batch_length_T=0, lookback=0, gamma=0.99, beta=0.4,
+            sample_episodes=True,
+        )  # fmt: skip
+        algorithm.learner_group.update(episodes=episodes)
+
+    update()
+    return statistics.median(common.seconds(update) for _ in range(5))
+
+
+def rerpi_update(batch: int, layers: list[int]) -> float:
+    algorithm = _rerpi(1, critic_layers=layers, train_batch_size=batch).build_algo()
+    while len(algorithm.replay) < WARM_UP - 100:
+        algorithm._collect(wait=0.1)
+    updates = algorithm._updates_per_call() if batch == BATCH else 4
+    algorithm._learn(updates)
+    found = statistics.median(common.seconds(lambda: algorithm._learn(updates)) for _ in range(3))
+    algorithm.stop()
+    return found / updates
+
+
+def first_update() -> float:
+    """Seconds from the command to the first result with an update."""
+    with tempfile.TemporaryDirectory() as storage:
+        command = [Path(sys.executable).with_name("rllib"), "train", "--quiet", "--algo", "RERPI"]
+        command += ["--preset", "compact", "--env", ENV, "--storage-path", storage, "--name", "run"]
+        command += ["--stop", json.dumps({"updates": 1}), "--num-env-runners", "0"]
+        command += ["--set", "min_sample_timesteps_per_iteration=1"]
+        started = time.time()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        (results,) = Path(storage).glob("run/part-1/result.json")
+        return json.loads(results.read_text().splitlines()[-1])["timestamp"] - started
+
+
+def _silence() -> None:
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def main() -> None:
+    report = common.Report(__doc__)
+
+    def alone(function, *arguments: Any, **settings: Any) -> float:
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(1, initializer=_silence) as process:
+            return process.apply(function, arguments, settings)
+
+    rates: dict[str, list[float]] = {}
+    for _ in range(ROUNDS):
+        for name, function, arguments, settings in (
+            ("async", rerpi, (1,), {}),
+            ("sync", rerpi, (0,), {}),
+            ("async4", rerpi, (1,), {"policy_update_period": 4}),
+            ("sync4", rerpi, (0,), {"policy_update_period": 4}),
+            ("rllib", rllib_sac, (), {}),
+            ("sb3", stable_baselines_sac, (), {}),
+        ):
+            rates.setdefault(name, []).append(alone(function, *arguments, **settings))
+
+    def compare(name: str, ours: str, peer: str, setting: str, peer_name: str) -> None:
+        ratio = statistics.median(a / b for a, b in zip(rates[ours], rates[peer]))
+        medians = (statistics.median(rates[which]) for which in (ours, peer))
+        report.add(name, *medians, "env steps/s", ratio, setting, peer_name)
+
+    base = f"{ENV}, one update per step, 256 x 2, batch {BATCH}, N = 20"
+    for period, which in ((1, ""), (4, "4")):
+        setting = f"{base}, policy step in every update" if period == 1 else f"{base}, in every 4th"
+        for peer, peer_name in (
+            ("rllib", "RLlib's SAC, defaults"),
+            ("sb3", "stable-baselines3's SAC, defaults"),
+        ):
+            compare(f"training_{peer}_{period}", "async" + which, peer, setting, peer_name)
+        compare(f"training_async_{period}", "async" + which, "sync" + which, setting, "synchronous")
+    for batch in (BATCH, 3072):
+        layers = [256, 256]
+        ours, peer = alone(rerpi_update, batch, layers), alone(rllib_sac_update, batch, layers)
+        setting = f"17 + 6 floats, batch {batch}, critic 256 x 2, replay sampling included"
+        report.add(
+            f"sac_update_{batch}", 1e3 * ours, 1e3 * peer, "ms", peer / ours, setting,
+            "one update of RLlib's SAC",
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
