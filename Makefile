@@ -17,9 +17,8 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(BIN)/python benchmarks/replay.py
-	$(BIN)/python benchmarks/env_runner.py
-	$(BIN)/python benchmarks/update.py
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[benchmark]'
+	$(BIN)/python benchmarks/all.py
 
 setup: $(VENV)/.installed
 

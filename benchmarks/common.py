@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 os.environ.setdefault("MUJOCO_GL", "disabled")
 
@@ -14,12 +15,16 @@ os.environ.setdefault("MUJOCO_GL", "disabled")
 class Report:
     """Prints results; ``peer_name`` says what is compared with."""
 
-    def __init__(self, doc: str | None) -> None:
+    def __init__(self, doc: str | None, output: bool = False) -> None:
         parser = argparse.ArgumentParser(
             description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         parser.add_argument("--json", action="store_true", help="one JSON object a line")
-        self._json = parser.parse_args().json
+        if output:
+            parser.add_argument("--output", type=Path, help="where the figure goes")
+        arguments = parser.parse_args()
+        self._json = arguments.json
+        self.output: Path | None = arguments.output if output else None
 
     def add(
         self,

@@ -2,18 +2,14 @@
 
 Both in one run, in turn, on cheetah-run with the same policy network (256 x 2), one torch thread.
 
-python benchmarks/env_runner.py [--json] [--rounds 5]
+python benchmarks/env_runner.py [--json]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import time
 
-os.environ.setdefault("MUJOCO_GL", "disabled")
-
+import common
 import numpy as np
 import torch
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
@@ -21,7 +17,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from rerpi_rllib import RERPIConfig
 from rerpi_rllib.algorithm.env_runner import RERPIEnvRunner
 
-ENV, STEPS = "dm_control/cheetah-run-v0", 2000
+ENV, STEPS, ROUNDS = "dm_control/cheetah-run-v0", 2000, 7
 
 
 def _runner(cls: type, num_envs: int) -> SingleAgentEnvRunner:
@@ -45,30 +41,17 @@ def _steps_per_second(runner: SingleAgentEnvRunner) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
+    report = common.Report(__doc__)
     torch.set_num_threads(1)
     for num_envs in (1, 8):
         runners = [_runner(cls, num_envs) for cls in (RERPIEnvRunner, SingleAgentEnvRunner)]
-        speeds = [[_steps_per_second(runner) for runner in runners] for _ in range(arguments.rounds)]
-        ours, peer = np.median(speeds, axis=0)
-        row = {
-            "name": f"env_runner_{num_envs}",
-            "ours": float(ours),
-            "peer": float(peer),
-            "unit": "env steps/s",
-            "ratio": float(np.median([own / other for own, other in speeds])),
-            "setting": f"{ENV}, {num_envs} environments, policy 256 x 2, one thread",
-        }
-        if arguments.json:
-            print(json.dumps(row))
-        else:
-            print(
-                f"{num_envs} environments: {ours:6.0f} steps/s here, {peer:6.0f} "
-                f"SingleAgentEnvRunner: {row['ratio']:.1f} times as fast"
-            )
+        speeds = [[_steps_per_second(runner) for runner in runners] for _ in range(ROUNDS)]
+        ratio = float(np.median([own / other for own, other in speeds]))
+        setting = f"{ENV}, {num_envs} environments, policy 256 x 2, one thread"
+        report.add(
+            f"env_runner_{num_envs}", *np.median(speeds, axis=0).tolist(), "env steps/s", ratio,
+            setting, "RLlib's SingleAgentEnvRunner",
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

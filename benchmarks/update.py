@@ -28,9 +28,15 @@ from torch import nn
 from torch.distributions import Independent, Normal, kl_divergence
 
 from rerpi_rllib import RERPIConfig
-from rerpi_rllib.algorithm.updates import Updates, make_optimizers, steps_apart
+from rerpi_rllib.algorithm.updates import (
+    Updates,
+    keep_freed_memory,
+    make_optimizers,
+    steps_apart,
+)
 from rerpi_rllib.core.losses import LossSettings
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.parallel import set_threads
 
 # Observations, action dimensions, batch, policy layers, critic layers.
 SIZES = (
@@ -40,6 +46,7 @@ SIZES = (
     (17, 6, 256, (256,) * 2, (256,) * 2),
 )
 ACTIONS, ROUNDS = 20, 7
+THREADS = 2  # For all alike.
 PEERS = {
     "textbook": "the textbook version",
     "limit": "its matrix products alone",
@@ -119,9 +126,11 @@ def _config(size: tuple) -> RERPIConfig:
     return config.training(policy_layers=policy, critic_layers=critic, train_batch_size=batch)
 
 
-def _core(size: tuple, calls: int) -> Callable[[dict[str, np.ndarray]], None]:
-    """So many updates of the bare core."""
-    config = _config(size).environment("Pendulum-v1")
+def core(size: tuple, num_actions: int = ACTIONS) -> Callable[[dict[str, np.ndarray]], None]:
+    """Updates of the bare core, as many as a batch has rows for."""
+    config = _config(size).training(num_action_samples=num_actions).environment("Pendulum-v1")
+    set_threads(THREADS)
+    keep_freed_memory()
     nets = ActorCritic(*size[:2], **config.model_config["networks"], clip_actions=True)
     updates = Updates(config.target_update_period, config.policy_update_period)
     steps = steps_apart(nets, LossSettings(**config.model_config["loss"]), make_optimizers(nets))
@@ -152,7 +161,7 @@ def _learner(size: tuple, updates: int) -> Callable[[dict[str, np.ndarray]], Non
     return update
 
 
-def _batch(size: tuple, updates: int = 1) -> dict[str, np.ndarray]:
+def random_batch(size: tuple, updates: int = 1) -> dict[str, np.ndarray]:
     observations, actions, rows, *_ = size
     rng = np.random.default_rng(0)
     shapes = {
@@ -169,7 +178,7 @@ def _batch(size: tuple, updates: int = 1) -> dict[str, np.ndarray]:
     return {**batch, "terminateds": np.zeros(updates * rows, np.float32)}
 
 
-def _limit_seconds(size: tuple, threads: int) -> float:
+def _limit_seconds(size: tuple) -> float:
     """All matrix products of an update at the rate of this machine's matrix product."""
     observations, actions, rows, policy, critic = size
 
@@ -188,7 +197,7 @@ def _limit_seconds(size: tuple, threads: int) -> float:
         + 2 * products(*pi) + (products(*pi) + backward(*pi))  # target policy twice, policy
     )  # fmt: skip
     left, right = torch.randn(2048, critic[0]), torch.randn(critic[0], critic[0])
-    torch.set_num_threads(threads)
+    torch.set_num_threads(THREADS)
     fastest = min(common.seconds(lambda: left @ right) for _ in range(30))
     torch.set_num_threads(1)
     return multiplications * fastest / (2048 * critic[0] ** 2)
@@ -197,40 +206,39 @@ def _limit_seconds(size: tuple, threads: int) -> float:
 _textbook: dict[tuple, Textbook] = {}
 
 
-def _textbook_seconds(size: tuple, calls: int, threads: int) -> float:
+def _textbook_seconds(size: tuple, calls: int) -> float:
     """In a process of its own: several updates."""
-    torch.set_num_threads(threads)
-    batch = {name: torch.from_numpy(column) for name, column in _batch(size).items()}
+    torch.set_num_threads(THREADS)
+    batch = {name: torch.from_numpy(column) for name, column in random_batch(size).items()}
     if size not in _textbook:
         _textbook[size] = Textbook(*size[:2], *size[3:])
     return common.seconds(lambda: [_textbook[size].update(batch) for _ in range(calls)])
 
 
-def _measure(size: tuple, threads: int, elsewhere) -> dict[str, float]:
+def _measure(size: tuple, elsewhere) -> dict[str, float]:
     """Milliseconds for an update, medians of several rounds."""
     calls = max(1, 2560 // size[2])
-    batch = _batch(size, calls)
-    core, learner = _core(size, calls), _learner(size, calls)
+    batch = random_batch(size, calls)
+    own, learner = core(size), _learner(size, calls)
     found: dict[str, list[float]] = {"core": [], "textbook": [], "learner": [], "limit": []}
     for _ in range(ROUNDS + 1):
-        found["core"].append(common.seconds(lambda: core(batch)) / calls)
-        found["textbook"].append(elsewhere.apply(_textbook_seconds, (size, calls, threads)) / calls)
+        found["core"].append(common.seconds(lambda: own(batch)) / calls)
+        found["textbook"].append(elsewhere.apply(_textbook_seconds, (size, calls)) / calls)
         found["learner"].append(common.seconds(lambda: learner(batch)) / calls)
-        found["limit"].append(_limit_seconds(size, threads))
+        found["limit"].append(_limit_seconds(size))
     # The first round warms up.
     return {name: 1e3 * statistics.median(values[1:]) for name, values in found.items()}
 
 
 def main() -> None:
     report = common.Report(__doc__)
-    threads = 2  # For all alike.
     with multiprocessing.get_context("spawn").Pool(1) as elsewhere:
         for size in SIZES:
             observations, actions, rows, policy, critic = size
-            times = _measure(size, threads, elsewhere)
+            times = _measure(size, elsewhere)
             setting = (
                 f"{observations} + {actions} floats, batch {rows}, policy {policy}, critic {critic}, "
-                f"{threads} threads"
+                f"{THREADS} threads"
             )
             for peer, peer_name in PEERS.items():
                 ratio = times[peer] / times["core"]

@@ -126,8 +126,10 @@ def test_ratio_of_updates_to_steps_asynchronous():
     assert _ratio(result) == pytest.approx(0.5, rel=0.05)
 
 
-def test_free_running_learner_and_env_runner():
-    config = tiny_config(updates_per_env_step=None).env_runners(num_env_runners=1)
+@pytest.mark.parametrize("num_env_runners", [0, 1])
+def test_free_running_learner_and_env_runner(num_env_runners):
+    config = tiny_config(updates_per_env_step=None)
+    config.env_runners(num_env_runners=num_env_runners)
     results = _run(config, 3)
     steps = [r["num_env_steps_sampled_lifetime"] for r in results]
     updates = [r["num_updates_lifetime"] for r in results]

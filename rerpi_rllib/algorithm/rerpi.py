@@ -49,7 +49,7 @@ _TIME_TOTAL = "time_total"
 _MAX_UPDATES_PER_CALL = 50
 _MAX_ROWS_PER_CALL = 2**18
 _SECONDS_PER_CALL = 1.0
-_SECONDS_BETWEEN_LOOKS = 0.05
+_SECONDS_BETWEEN_LOOKS = 0.01
 _MAX_FAILURES_IN_A_ROW = 3
 
 
@@ -120,8 +120,8 @@ class RERPI(Algorithm):
         while updates := self._updates_due():
             with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
                 self._learn(updates)
-            if self._is_asynchronous:
-                break
+            if self._is_asynchronous or self.config.updates_per_env_step is None:
+                break  # There would always be more to do.
         if self._limiter.updates:
             with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
                 self.env_runner_group.sync_weights(

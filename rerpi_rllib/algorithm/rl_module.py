@@ -11,6 +11,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.apis import InferenceOnlyAPI
 from ray.rllib.core.rl_module.torch import TorchRLModule
 
+from rerpi_rllib.core.distributions import Distribution
 from rerpi_rllib.core.losses import LossSettings, rerpi_loss
 from rerpi_rllib.core.networks import ActorCritic
 
@@ -36,13 +37,23 @@ def build_networks(
     )
 
 
+def choose(
+    nets: ActorCritic, observations: torch.Tensor, explore: bool
+) -> tuple[torch.Tensor, Distribution, torch.Tensor]:
+    """Actions as the environment has them (before scaling and clipping); the policy, and the same
+    actions as it has them.
+    """
+    policy = nets.policy(observations)
+    actions = policy.sample(1)[0] if explore else policy.mode
+    return nets.policy.decode_actions(actions), policy, actions
+
+
 def act(
     nets: ActorCritic, observations: torch.Tensor, explore: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Actions as the environment has them (before scaling and clipping), and their log-densities."""
-    policy = nets.policy(observations)
-    actions = policy.sample(1)[0] if explore else policy.mode
-    return nets.policy.decode_actions(actions), policy.log_prob(actions)
+    """Actions as the environment has them, and their log-densities."""
+    decoded, policy, actions = choose(nets, observations, explore)
+    return decoded, policy.log_prob(actions)
 
 
 class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):

@@ -1,0 +1,44 @@
+"""Every benchmark, one after the other: a table on the screen, and bench.jsonl and the figure in DIR.
+
+python benchmarks/all.py [--output runs/bench]
+
+A quarter of an hour on two cores; leave the machine alone meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+NAMES = ("update", "env_runner", "replay", "scaling", "training")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, default=Path("runs/bench"))
+    output = parser.parse_args().output
+    output.mkdir(parents=True, exist_ok=True)
+    with (output / "bench.jsonl").open("w") as file:
+        print("| name | ours | peer | unit | ratio | setting |\n|---|---|---|---|---|---|")
+        for name in NAMES:
+            command = [sys.executable, Path(__file__).with_name(f"{name}.py"), "--json"]
+            command += ["--output", output] if name == "scaling" else []
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                for line in process.stdout or ():
+                    if line.startswith("{"):
+                        file.write(line)
+                        values = json.loads(line).values()
+                        cells = (f"{v:.4g}" if isinstance(v, float) else v for v in values)
+                        print(f"| {' | '.join(cells)} |", flush=True)
+            if process.returncode:
+                sys.exit(f"benchmarks/{name}.py failed.")
+    print(f"\nNumbers and figure: {output}")
+
+
+if __name__ == "__main__":
+    main()
