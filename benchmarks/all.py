@@ -31,7 +31,7 @@ def main() -> None:
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
                 for line in process.stdout or ():
                     if line.startswith("{"):
-                        file.write(line)
+                        print(line, end="", file=file, flush=True)
                         values = json.loads(line).values()
                         cells = (f"{v:.4g}" if isinstance(v, float) else v for v in values)
                         print(f"| {' | '.join(cells)} |", flush=True)

@@ -5,6 +5,8 @@ Ten greedy episodes every 5,000 environment steps; one process and one torch thr
 python benchmarks/learning.py run [--jobs 2] [--only METHOD ...] [--tasks TASK ...]
     makes the runs of the plan that are missing, in runs/learning; stop it when you like, the same
     command goes on where it stopped
+python benchmarks/learning.py speed
+    measures environment steps a second of each method, in turn, on an idle machine
 python benchmarks/learning.py table [--output results/learning]
     writes CSV, figure and table of the runs that there are
 
@@ -26,12 +28,19 @@ from typing import Any
 
 os.environ.setdefault("MUJOCO_GL", "disabled")
 
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import torch
 from ray.rllib.algorithms.sac import SAC, SACConfig
 from ray.rllib.utils.annotations import override
+from ray.tune.registry import get_trainable_cls
 
 from rerpi_rllib import envs
+from rerpi_rllib.experiments.runs import load_run
 
 DIRECTORY = Path("runs/learning")
 EVALUATION_STEPS, EVALUATION_EPISODES = 5_000, 10
@@ -54,6 +63,7 @@ METHODS: dict[str, list[str] | None] = {
     "RLlib-SAC": None,
 }
 RLLIB_SAC_STEPS = 50_000
+SPEEDS = "speeds.json"
 
 
 def plan() -> list[tuple[str, str, int]]:
@@ -196,6 +206,160 @@ def _rllib_sac(directory: Path, env_id: str, seed: int, steps: int) -> None:
     )
 
 
+# -- What the runs show. --
+
+
+def measure_speeds() -> None:
+    """Environment steps a second on cheetah-run, one thread, evaluations left out.
+
+    Runs are made beside one another and may be interrupted, so their own clocks tell little.
+    """
+    torch.set_num_threads(1)
+    speeds = {method: _speed(method) for method in METHODS}
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    (DIRECTORY / SPEEDS).write_text(json.dumps(speeds, indent=1))
+    for method, speed in speeds.items():
+        print(f"{method}: {speed:.1f} env steps/s")
+
+
+def _speed(method: str) -> float:
+    env_id = TASKS["cheetah-run"][0]
+    if method == "SB3-SAC":
+        from stable_baselines3 import SAC as StableSAC
+
+        model = StableSAC("MlpPolicy", envs.make(env_id), seed=0)
+        model.learn(500)
+        started = time.perf_counter()
+        model.learn(1_000, reset_num_timesteps=False)
+        return 1_000 / (time.perf_counter() - started)
+    if method == "RLlib-SAC":
+        envs.register_with_tune(env_id)
+        config = SACConfig().training(num_steps_sampled_before_learning_starts=300)
+        steps = 100
+    else:
+        _, name, *options = METHODS[method] or []
+        config = get_trainable_cls(name).get_default_config().compact()
+        settings = dict(option.split("=") for option in options[1::2])
+        config.training(**settings, num_steps_sampled_before_learning_starts=300)
+        steps = 1_000
+    config.environment(env_id).env_runners(num_env_runners=0).learners(num_gpus_per_learner=0)
+    config.reporting(min_sample_timesteps_per_iteration=steps, min_time_s_per_iteration=None)
+    algorithm = config.debugging(seed=0, log_level="ERROR").build_algo()
+    before = 0
+    while before < 500:
+        before = algorithm.train()["num_env_steps_sampled_lifetime"]
+    started = time.perf_counter()
+    after = algorithm.train()["num_env_steps_sampled_lifetime"]
+    speed = (after - before) / (time.perf_counter() - started)
+    algorithm.stop()
+    return speed
+
+
+def read_runs() -> dict[tuple[str, str], dict[int, pd.DataFrame]]:
+    """Curves of the runs that have a result, by method and task, then by seed."""
+    found: dict[tuple[str, str], dict[int, pd.DataFrame]] = {}
+    for method, task, seed in plan():
+        directory = run_directory(method, task, seed)
+        if any(directory.glob("**/result.json")):
+            curves = load_run(directory).curves
+            if "greedy_return" in curves:
+                curves = curves.dropna(subset="greedy_return")
+                found.setdefault((method, task), {})[seed] = curves
+    return found
+
+
+def write_table(output: Path) -> None:
+    runs = read_runs()
+    if not runs:
+        sys.exit(f"There are no results below {DIRECTORY}.")
+    output.mkdir(parents=True, exist_ok=True)
+    for (method, task), by_seed in runs.items():
+        for seed, curves in by_seed.items():
+            path = output / f"{method}-{task}-{seed}.csv"
+            curves.drop(columns="time_s").to_csv(path, index=False, float_format="%.6g")
+    table = _table(runs)
+    (output / "table.md").write_text(table)
+    print(table)
+    _figure(runs, output / "learning.png")
+
+
+def _table(runs: dict[tuple[str, str], dict[int, pd.DataFrame]]) -> str:
+    """Means and standard deviations over seeds; of one run no deviation."""
+    speeds_file = DIRECTORY / SPEEDS
+    speeds = json.loads(speeds_file.read_text()) if speeds_file.exists() else {}
+    lines = [
+        "| task | method | seeds | at 25 % | at 50 % | at 100 % | steps to 80 % | minutes |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for task, (_, budgeted) in TASKS.items():
+        ends = [
+            np.mean([curves["greedy_return"].max() for curves in by_seed.values()])
+            for (_, of), by_seed in runs.items()
+            if of == task
+        ]
+        if not ends:
+            continue
+        # Returns of Pendulum are negative: the way from its worst, about -1600.
+        worst = -1600.0 if task == "pendulum" else 0.0
+        wanted = worst + 0.8 * (max(ends) - worst)
+        for (method, of), by_seed in runs.items():
+            if of != task:
+                continue
+            cells = [_at(list(by_seed.values()), share * budgeted) for share in (0.25, 0.5, 1.0)]
+            steps = [_first(curves, wanted) for curves in by_seed.values()]
+            reached = [step for step in steps if step is not None]
+            when, minutes = "not reached", ""
+            if reached:
+                when = f"{np.mean(reached):,.0f}"
+                if len(reached) < len(steps):
+                    when += f" ({len(reached)} of {len(steps)} runs)"
+                if method in speeds:
+                    minutes = f"{np.mean(reached) / speeds[method] / 60.0:.0f}"
+            row = [task, method, str(len(by_seed)), *cells, when, minutes]
+            lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _at(runs: list[pd.DataFrame], steps: float) -> str:
+    """Mean (standard deviation) of the greedy returns at so many steps."""
+    values = [
+        np.interp(steps, curves["env_steps"], curves["greedy_return"])
+        for curves in runs
+        if curves["env_steps"].iloc[-1] >= steps
+    ]
+    if not values:
+        return ""
+    spread = f" ({np.std(values, ddof=1):.0f})" if len(values) > 1 else ""
+    return f"{np.mean(values):.0f}{spread}"
+
+
+def _first(curves: pd.DataFrame, wanted: float) -> float | None:
+    reached = curves["env_steps"][curves["greedy_return"] >= wanted]
+    return float(reached.iloc[0]) if len(reached) else None
+
+
+def _figure(runs: dict[tuple[str, str], dict[int, pd.DataFrame]], path: Path) -> None:
+    figure, axes = plt.subplots(2, 3, figsize=(13, 7), layout="constrained")
+    styles = dict(zip(METHODS, ("k-", "k-.", "C0-", "C1--", "C2:", "C3-", "C4--")))
+    for axis, task in zip(axes.flat, TASKS):
+        for (method, of), by_seed in runs.items():
+            if of != task:
+                continue
+            steps = np.unique(np.concatenate([c["env_steps"] for c in by_seed.values()]))
+            steps = steps[steps <= min(c["env_steps"].iloc[-1] for c in by_seed.values())]
+            values = [np.interp(steps, c["env_steps"], c["greedy_return"]) for c in by_seed.values()]
+            label = f"{method} ({len(values)})"
+            axis.plot(steps, np.mean(values, axis=0), styles[method], label=label)
+            if len(values) > 1:
+                low, high = np.min(values, axis=0), np.max(values, axis=0)
+                axis.fill_between(steps, low, high, color="0.8")
+        axis.set(title=task, xlabel="environment steps", ylabel="greedy return")
+        if axis.lines:
+            axis.legend(frameon=False, fontsize=8)
+    axes.flat[-1].axis("off")
+    figure.savefig(path, dpi=120)
+
+
 def run_plan(arguments: argparse.Namespace) -> None:
     """The missing runs, each in a process of its own."""
     missing = [
@@ -235,9 +399,16 @@ def main() -> None:
     one.add_argument("method", choices=METHODS)
     one.add_argument("task", choices=TASKS)
     one.add_argument("seed", type=int)
+    commands.add_parser("speed")
+    table = commands.add_parser("table")
+    table.add_argument("--output", type=Path, default=Path("results/learning"))
     arguments = parser.parse_args()
     if arguments.command == "run":
         run_plan(arguments)
+    elif arguments.command == "speed":
+        measure_speeds()
+    elif arguments.command == "table":
+        write_table(arguments.output)
     else:
         run_one(arguments.method, arguments.task, arguments.seed)
 

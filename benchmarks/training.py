@@ -28,8 +28,8 @@ from ray.rllib.algorithms.sac import SACConfig
 
 from rerpi_rllib import RERPIConfig, envs
 
-ENV, BATCH, WARM_UP, ROUNDS = "dm_control/cheetah-run-v0", 256, 1_500, 3
-SECONDS = 15.0
+ENV, BATCH, WARM_UP, ROUNDS = "dm_control/cheetah-run-v0", 256, 400, 3
+SECONDS = 10.0
 
 
 def _rerpi(num_env_runners: int, **settings: Any) -> RERPIConfig:
@@ -67,7 +67,7 @@ def _rate(algorithm: Any) -> float:
     def steps() -> float:
         return algorithm.train()["num_env_steps_sampled_lifetime"]
 
-    while (before := steps()) < WARM_UP + 200:
+    while (before := steps()) < WARM_UP + 50:
         pass
     started = time.perf_counter()
     while time.perf_counter() - started < SECONDS:
@@ -100,7 +100,7 @@ def stable_baselines_sac() -> float:
 def rllib_sac_update(batch: int, layers: list[int]) -> float:
     """Seconds for replay sampling and one update."""
     algorithm = _sac(layers, batch).build_algo()
-    while algorithm.train()["num_env_steps_sampled_lifetime"] < WARM_UP - 100:
+    while algorithm.train()["num_env_steps_sampled_lifetime"] < WARM_UP:
         pass
 
     def update() -> None:
@@ -116,7 +116,7 @@ def rllib_sac_update(batch: int, layers: list[int]) -> float:
 
 def rerpi_update(batch: int, layers: list[int]) -> float:
     algorithm = _rerpi(1, critic_layers=layers, train_batch_size=batch).build_algo()
-    while len(algorithm.replay) < WARM_UP - 100:
+    while len(algorithm.replay) < WARM_UP:
         algorithm._collect(wait=0.1)
     updates = 40 if batch == BATCH else 4
     algorithm._learn(updates)

@@ -39,18 +39,19 @@ class Counting(gym.Env):
         return self.count, 1.0, ended and self.terminates, ended and not self.terminates, {}
 
 
-def _runner(cls=RERPIEnvRunner, env=Counting, env_config=None, **env_runners):
-    config = tiny_config().environment(env, env_config=env_config or {})
+def _runner(cls=RERPIEnvRunner, env=Counting, env_config=None, policy="gaussian", **env_runners):
+    config = tiny_config(policy=policy).environment(env, env_config=env_config or {})
     config.env_runners(rollout_fragment_length=7, **env_runners)
     torch.manual_seed(0)
     return cls(config=config, worker_index=0)
 
 
 @pytest.mark.parametrize("explore", [True, False], ids=["exploring", "greedy"])
-def test_same_steps_as_rllib_s(explore):
+@pytest.mark.parametrize("env,policy", [("Pendulum-v1", "gaussian"), ("CartPole-v1", "categorical")])
+def test_same_steps_as_rllib_s(explore, env, policy):
     found = []
     for cls in (RERPIEnvRunner, SingleAgentEnvRunner):
-        runner = _runner(cls, env="Pendulum-v1")
+        runner = _runner(cls, env=env, policy=policy)
         torch.manual_seed(1)
         found.append([runner.sample(explore=explore)[0] for _ in range(3)])
     for ours, theirs in zip(*found):

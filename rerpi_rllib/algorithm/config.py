@@ -230,7 +230,7 @@ class RERPIConfig(AlgorithmConfig):
             critic_layers=(256, 256),
             train_batch_size=128,
             epsilon=0.3,
-            epsilon_mu=1e-3,
+            epsilon_mu=1e-2,
             epsilon_sigma=3e-5,
             epsilon_penalty=1e-3,
             target_update_period=100,

@@ -85,6 +85,7 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
     def make_env(self) -> None:
         super().make_env()
         self._to_env_units = ToEnvUnits(self.env.single_action_space)
+        self._envs = getattr(self.env.unwrapped, "envs", [])  # None in other processes.
         self._pieces: list[_Piece] = []
 
     @property
@@ -175,8 +176,7 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
         inputs = torch.from_numpy(observations).to(self._device)
         actions = choose(self.module.nets, inputs, explore)[0].cpu().numpy()
         ended = []
-        envs = self.env.unwrapped.envs
-        for index, (env, action) in enumerate(zip(envs, self._to_env_units(actions))):
+        for index, (env, action) in enumerate(zip(self._envs, self._to_env_units(actions))):
             piece = self._pieces[index]
             try:
                 observation, reward, terminated, truncated, _ = env.step(action)
@@ -198,5 +198,6 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
         """Of a piece's actions, all at once: the policy's weights change between calls only."""
         policy = self.module.nets.policy
         observations = torch.from_numpy(np.stack(piece.observations[:-1])).to(self._device)
-        actions = torch.from_numpy(np.stack(piece.actions)).flatten(1).to(self._device)
-        return policy(observations).log_prob(policy.encode_actions(actions)).cpu().numpy()
+        actions = torch.from_numpy(np.stack(piece.actions)).to(self._device)
+        encoded = policy.encode_actions(actions.view(len(actions), -1))
+        return policy(observations).log_prob(encoded).cpu().numpy()

@@ -1,0 +1,62 @@
+"""The parts of the benchmarks that need no long run."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """Imports one of them by name."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_report(benchmark, monkeypatch, capsys, as_json):
+    monkeypatch.setattr(sys, "argv", ["x", "--json"] if as_json else ["x"])
+    report = benchmark("common").Report("What it measures.")
+    report.add("speed", 10.0, 5.0, "env steps/s", 2.0, "a task", "the other one")
+    printed = capsys.readouterr().out
+    if as_json:
+        assert json.loads(printed) == {
+            **{"name": "speed", "ours": 10.0, "peer": 5.0, "unit": "env steps/s", "ratio": 2.0},
+            "setting": "a task; peer: the other one",
+        }
+    else:
+        assert "ratio 2" in printed and "the other one" in printed
+
+
+def test_learning_table_reads_what_runs_wrote(benchmark, tmp_path, monkeypatch):
+    learning = benchmark("learning")
+    monkeypatch.setattr(learning, "DIRECTORY", tmp_path)
+    for method, seed, end in (("RERPI", 0, 800.0), ("RERPI", 1, 900.0), ("SB3-SAC", 0, 400.0)):
+        directory = learning.run_directory(method, "cartpole-swingup", seed)
+        directory.mkdir(parents=True)
+        rows = [
+            learning._result(steps, 1.0, [end * steps / 100_000] * 10)
+            for steps in range(5_000, 100_001, 5_000)
+        ]
+        (directory / "result.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / learning.SPEEDS).write_text(json.dumps({"RERPI": 100.0}))
+    learning.write_table(tmp_path / "out")
+    table = (tmp_path / "out" / "table.md").read_text()
+    # 80 % of the best mean, 850, is 680: reached at 85,000 and at 80,000 steps, 100 steps a second.
+    assert "| RERPI | 2 | 212 (18) | 425 (35) | 850 (71) | 82,500 | 14 |" in table
+    assert "| SB3-SAC | 1 | 100 | 200 | 400 | not reached |  |" in table
+    curve = pd.read_csv(tmp_path / "out" / "RERPI-cartpole-swingup-1.csv")
+    assert curve["greedy_return"].iloc[-1] == 900.0
+    assert (tmp_path / "out" / "learning.png").stat().st_size > 0
+
+
+def test_learning_plan_names_known_methods_and_tasks(benchmark):
+    learning = benchmark("learning")
+    runs = learning.plan()
+    assert len(runs) == len(set(runs)) == 15 + 5 + 8 + 1
+    assert all(method in learning.METHODS and task in learning.TASKS for method, task, _ in runs)
