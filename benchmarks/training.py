@@ -57,6 +57,7 @@ def _sac(layers: list[int] | None = None, batch: int = BATCH) -> SACConfig:
     )
     if layers:
         config.training(train_batch_size_per_learner=batch)
+        config.num_steps_sampled_before_learning_starts = 10**9  # Updates are made by hand.
         config.rl_module(model_config={"head_fcnet_hiddens": layers})
     return config
 
@@ -67,7 +68,8 @@ def _rate(algorithm: Any) -> float:
     def steps() -> float:
         return algorithm.train()["num_env_steps_sampled_lifetime"]
 
-    while (before := steps()) < WARM_UP + 50:
+    # First RERPI makes up for the updates of the steps before learning started.
+    while (before := steps()) < WARM_UP + 150:
         pass
     started = time.perf_counter()
     while time.perf_counter() - started < SECONDS:
@@ -111,7 +113,9 @@ def rllib_sac_update(batch: int, layers: list[int]) -> float:
         algorithm.learner_group.update(episodes=episodes)
 
     update()
-    return statistics.median(common.seconds(update) for _ in range(5))
+    found = statistics.median(common.seconds(update) for _ in range(5))
+    algorithm.stop()
+    return found
 
 
 def rerpi_update(batch: int, layers: list[int]) -> float:
