@@ -1,7 +1,8 @@
 """Whole training on cheetah-run, one update per environment step: environment steps a second against
 RLlib's SAC and stable-baselines3's, both with their defaults, and asynchronous against synchronous;
 one update against one of RLlib's SAC, replay included; and the time that `rllib train` needs before
-its first update. Each in a process of its own, in turn, in one run.
+its first update. Each in a process of its own, in turn, in one run. The SACs get the number of torch
+threads, of 1 and 2, with which they are faster; a synchronous RERPI has one thread.
 
 python benchmarks/training.py [--json]
 
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from ray.rllib.algorithms.sac import SACConfig
 
 from rerpi_rllib import RERPIConfig, envs
 
-ENV, BATCH, WARM_UP, ROUNDS = "dm_control/cheetah-run-v0", 256, 400, 3
+ENV, BATCH, WARM_UP, ROUNDS = "dm_control/cheetah-run-v0", 256, 400, 2
 SECONDS = 10.0
 
 
@@ -46,20 +48,16 @@ def _rerpi(num_env_runners: int, **settings: Any) -> RERPIConfig:
     return config.training(**settings)
 
 
-def _sac(layers: list[int] | None = None, batch: int = BATCH) -> SACConfig:
+def _sac(batch: int = BATCH) -> SACConfig:
     envs.register_with_tune(ENV)
-    config = (
+    return (
         SACConfig()
         .environment(ENV)
         .env_runners(num_env_runners=0)
         .training(num_steps_sampled_before_learning_starts=WARM_UP)
+        .training(train_batch_size_per_learner=batch)
         .debugging(seed=0, log_level="ERROR")
     )
-    if layers:
-        config.training(train_batch_size_per_learner=batch)
-        config.num_steps_sampled_before_learning_starts = 10**9  # Updates are made by hand.
-        config.rl_module(model_config={"head_fcnet_hiddens": layers})
-    return config
 
 
 def _rate(algorithm: Any) -> float:
@@ -79,7 +77,8 @@ def _rate(algorithm: Any) -> float:
     return rate
 
 
-def rllib_sac() -> float:
+def rllib_sac(threads: int) -> float:
+    torch.set_num_threads(threads)
     return _rate(_sac().build_algo())
 
 
@@ -88,9 +87,10 @@ def rerpi(num_env_runners: int, **settings: Any) -> float:
     return _rate(config.build_algo())
 
 
-def stable_baselines_sac() -> float:
+def stable_baselines_sac(threads: int) -> float:
     from stable_baselines3 import SAC
 
+    torch.set_num_threads(threads)
     model = SAC("MlpPolicy", envs.make(ENV), seed=0, learning_starts=100)
     model.learn(300)
     started, before = time.perf_counter(), model.num_timesteps
@@ -99,9 +99,12 @@ def stable_baselines_sac() -> float:
     return (model.num_timesteps - before) / (time.perf_counter() - started)
 
 
-def rllib_sac_update(batch: int, layers: list[int]) -> float:
-    """Seconds for replay sampling and one update."""
-    algorithm = _sac(layers, batch).build_algo()
+def rllib_sac_update(batch: int, threads: int) -> tuple[float, int]:
+    """Seconds for replay sampling and one update, and the critics' number of parameters."""
+    torch.set_num_threads(threads)
+    config = _sac(batch)
+    config.num_steps_sampled_before_learning_starts = 10**9  # Updates are made by hand.
+    algorithm = config.build_algo()
     while algorithm.train()["num_env_steps_sampled_lifetime"] < WARM_UP:
         pass
 
@@ -114,19 +117,23 @@ def rllib_sac_update(batch: int, layers: list[int]) -> float:
 
     update()
     found = statistics.median(common.seconds(update) for _ in range(5))
+    module = algorithm.learner_group._learner.module["default_policy"]
+    parameters = [p for name, p in module.named_parameters() if name.startswith("qf")]
     algorithm.stop()
-    return found
+    return found, sum(p.numel() for p in parameters)
 
 
-def rerpi_update(batch: int, layers: list[int]) -> float:
-    algorithm = _rerpi(1, critic_layers=layers, train_batch_size=batch).build_algo()
+def rerpi_update(batch: int) -> tuple[float, int]:
+    algorithm = _rerpi(1, train_batch_size=batch).build_algo()
     while len(algorithm.replay) < WARM_UP:
         algorithm._collect(wait=0.1)
     updates = 40 if batch == BATCH else 4
     algorithm._learn(updates)
     found = statistics.median(common.seconds(lambda: algorithm._learn(updates)) for _ in range(3))
+    nets = algorithm.learner_group._learner.module["default_policy"].unwrapped().nets
+    parameters = sum(p.numel() for p in nets.critic.parameters())
     algorithm.stop()
-    return found / updates
+    return found / updates, parameters
 
 
 def first_update() -> float:
@@ -141,7 +148,7 @@ def first_update() -> float:
         started = time.time()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         (results,) = Path(storage).glob("run/part-1/result.json")
-        return json.loads(results.read_text().splitlines()[-1])["timestamp"] - started
+        return results.stat().st_mtime - started
 
 
 def _silence() -> None:
@@ -153,11 +160,15 @@ def _silence() -> None:
 def main() -> None:
     report = common.Report(__doc__)
 
-    def alone(function, *arguments: Any, **settings: Any) -> float:
+    def alone(function: Callable, *arguments: Any, **settings: Any) -> Any:
         context = multiprocessing.get_context("spawn")
         with context.Pool(1, initializer=_silence) as process:
             return process.apply(function, arguments, settings)
 
+    threads = {
+        name: max((1, 2), key=lambda count, function=function: alone(function, count))
+        for name, function in (("rllib", rllib_sac), ("sb3", stable_baselines_sac))
+    }
     rates: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
         for name, function, arguments, settings in (
@@ -165,8 +176,8 @@ def main() -> None:
             ("sync", rerpi, (0,), {}),
             ("async4", rerpi, (1,), {"policy_update_period": 4}),
             ("sync4", rerpi, (0,), {"policy_update_period": 4}),
-            ("rllib", rllib_sac, (), {}),
-            ("sb3", stable_baselines_sac, (), {}),
+            ("rllib", rllib_sac, (threads["rllib"],), {}),
+            ("sb3", stable_baselines_sac, (threads["sb3"],), {}),
         ):
             rates.setdefault(name, []).append(alone(function, *arguments, **settings))
 
@@ -175,26 +186,30 @@ def main() -> None:
         medians = (statistics.median(rates[which]) for which in (ours, peer))
         report.add(name, *medians, "env steps/s", ratio, setting, peer_name)
 
-    base = f"{ENV}, one update per step, 256 x 2, batch {BATCH}, N = 20"
+    base = f"{ENV}, one update per step, 256 x 2, batch {BATCH}, N = 20, asynchronous, two cores"
     for period, which in ((1, ""), (4, "4")):
         setting = f"{base}, policy step in every update" if period == 1 else f"{base}, in every 4th"
         for peer, peer_name in (
-            ("rllib", "RLlib's SAC, defaults"),
-            ("sb3", "stable-baselines3's SAC, defaults"),
+            ("rllib", f"RLlib's SAC, defaults, {threads['rllib']} torch threads"),
+            ("sb3", f"stable-baselines3's SAC, defaults, {threads['sb3']} torch threads"),
         ):
             compare(f"training_{peer}_{period}", "async" + which, peer, setting, peer_name)
-        compare(f"training_async_{period}", "async" + which, "sync" + which, setting, "synchronous")
+        synchronous = "synchronous, one thread"
+        compare(f"training_async_{period}", "async" + which, "sync" + which, setting, synchronous)
     for batch in (BATCH, 3072):
-        layers = [256, 256]
-        ours, peer = alone(rerpi_update, batch, layers), alone(rllib_sac_update, batch, layers)
-        setting = f"17 + 6 floats, batch {batch}, critic 256 x 2, replay sampling included"
+        ours, own_size = alone(rerpi_update, batch)
+        peer, size = alone(rllib_sac_update, batch, threads["rllib"])
+        setting = f"batch {batch}, replay sampling included, critic 256 x 2, {own_size} parameters"
         report.add(
             f"sac_update_{batch}", 1e3 * ours, 1e3 * peer, "ms", peer / ours, setting,
-            "one update of RLlib's SAC",
+            f"RLlib's SAC, defaults, critics of {size} parameters, {threads['rllib']} torch threads",
         )  # fmt: skip
     bare = [sys.executable, "-c", "import ray, ray.rllib, torch; ray.init(log_to_driver=False)"]
-    peer = common.seconds(lambda: subprocess.run(bare, check=True, stderr=subprocess.DEVNULL))
-    ours = first_update()
+    peer = statistics.median(
+        common.seconds(lambda: subprocess.run(bare, check=True, stderr=subprocess.DEVNULL))
+        for _ in range(3)
+    )
+    ours = statistics.median(first_update() for _ in range(3))
     report.add(
         "first_update", ours, peer, "s", peer / ours, "from `rllib train --preset compact` to the "
         "first result, after 50 steps and updates", "importing RLlib and torch and starting Ray",

@@ -2,6 +2,7 @@
 
 import threading
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -10,7 +11,10 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
+from rerpi_rllib.algorithm import learner as learner_module
 from rerpi_rllib.algorithm.learner import RERPITorchLearner, learner_threads
+from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
+from rerpi_rllib.algorithm.updates import Updates
 from rerpi_rllib.core import parallel
 from rerpi_rllib.core.critics import Critic
 
@@ -60,21 +64,20 @@ def test_critic_has_the_same_values_in_any_number_of_threads(states):
             torch.testing.assert_close(critic(observations, actions), at_once)
 
 
-def _learner(num_env_runners: int, **settings) -> RERPITorchLearner:
-    # Nothing random in the updates: the values of all actions are looked at.
-    config = tiny_config(
-        policy="categorical", target_update_period=6, policy_update_period=2, **settings
-    )
-    config.environment("CartPole-v1").env_runners(num_env_runners=num_env_runners)
-    config.learners(num_gpus_per_learner=0)
+SPACES = {
+    "categorical": gym.spaces.Discrete(2),
+    "gaussian": gym.spaces.Box(-1.0, 1.0, (2,), np.float32),
+}
+
+
+def _learner(num_env_runners: int, policy: str = "categorical", **settings) -> RERPITorchLearner:
+    # With a categorical policy nothing in the updates is random: all actions are looked at.
+    config = tiny_config(policy=policy, target_update_period=6, policy_update_period=2)
+    config.env_runners(num_env_runners=num_env_runners).learners(num_gpus_per_learner=0)
+    config.update_from_dict(settings)
     torch.manual_seed(5)
-    return config.build_learner(env=None, spaces={DEFAULT_MODULE_ID: _spaces()})
-
-
-def _spaces():
-    import gymnasium as gym
-
-    return gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), gym.spaces.Discrete(2)
+    observations = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+    return config.build_learner(spaces={DEFAULT_MODULE_ID: (observations, SPACES[policy])})
 
 
 def _train(learner: RERPITorchLearner) -> dict[str, torch.Tensor]:
@@ -94,10 +97,9 @@ def _train(learner: RERPITorchLearner) -> dict[str, torch.Tensor]:
 
 
 def test_critic_and_policy_learn_the_same_side_by_side(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(learner_module, "_cpus_here", lambda: 2)
     one_by_one, side_by_side = _learner(num_env_runners=0), _learner(num_env_runners=1)
     expected = _train(one_by_one)
-    parallel.set_threads(2)
     assert side_by_side._takes_policy_steps_beside
     found = _train(side_by_side)
     assert expected.keys() == found.keys()
@@ -105,21 +107,107 @@ def test_critic_and_policy_learn_the_same_side_by_side(monkeypatch):
         torch.testing.assert_close(found[name], expected[name], msg=name)
 
 
-def test_a_learner_of_the_users_keeps_rllibs_steps(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+class _OwnLearner(RERPITorchLearner):
+    pass
 
-    class Own(RERPITorchLearner):
-        pass
 
-    parallel.set_threads(2)
+class _OwnModule(RERPITorchRLModule):
+    pass
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"grad_clip": 1.0},
+        {"torch_skip_nan_gradients": False},
+        {"log_gradients": True},
+        {"_learner_class": _OwnLearner},
+        {"fit": "value_gradient", "policy": "gaussian"},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_what_the_user_changed_keeps_rllibs_steps(monkeypatch, settings):
+    monkeypatch.setattr(learner_module, "_cpus_here", lambda: 2)
     assert _learner(1)._takes_policy_steps_beside
-    for kept in (_learner(0), _learner(1, grad_clip=1.0), _learner(1, learner_class=Own)):
-        parallel.set_threads(2)
-        assert not kept._takes_policy_steps_beside
+    assert not _learner(0)._takes_policy_steps_beside
+    assert not _learner(1, **settings)._takes_policy_steps_beside
+
+
+def test_a_module_of_the_users_keeps_rllibs_steps(monkeypatch):
+    monkeypatch.setattr(learner_module, "_cpus_here", lambda: 2)
+    learner = _learner(1)
+    module = learner.module[DEFAULT_MODULE_ID]
+    monkeypatch.setattr(module, "unwrapped", lambda: _OwnModule.__new__(_OwnModule))
+    assert not learner._takes_policy_steps_beside
+
+
+class _Nets:
+    """Counts how often its targets were copied."""
+
+    copies = 0
+
+    def update_targets(self):
+        self.copies += 1
+
+
+def test_targets_are_copied_when_the_policy_is_through():
+    nets, seen = _Nets(), []
+    first_updates_done = threading.Event()
+
+    def update(minibatch, improves, late):
+        assert not improves
+        seen.append(("critic", nets.copies))
+        if len(seen) >= 4:  # The whole first period, before a step of the policy.
+            first_updates_done.set()
+        return {"critic_loss": torch.zeros(())}
+
+    def improve(minibatch, late):
+        assert first_updates_done.wait(30)
+        seen.append(("policy", nets.copies))
+        return {"kl_mu": torch.tensor(float(len(seen)))}
+
+    columns = {"rewards": torch.zeros(8)}
+    means = Updates(4, 2).run(nets, columns, 1, update, improve)
+    assert sorted(seen) == [
+        *[("critic", 0)] * 4,
+        *[("critic", 1)] * 4,
+        *[("policy", 0)] * 2,
+        *[("policy", 1)] * 2,
+    ]
+    # The first period's steps were the fifth and sixth things to be seen.
+    assert means["kl_mu_at_target_update"] >= (6 + 7) / 2
+
+
+@pytest.mark.parametrize("who", ["critic", "policy"])
+def test_nothing_goes_on_after_an_error(who):
+    updated, improved = [], []
+    all_are_waiting = threading.Event()
+
+    def update(minibatch, improves, late):
+        updated.append(minibatch)
+        if len(updated) == 100:
+            all_are_waiting.set()
+            if who == "critic":
+                raise ArithmeticError(who)
+        return {}
+
+    def improve(minibatch, late):
+        assert all_are_waiting.wait(30)
+        improved.append(minibatch)
+        if who == "policy":
+            raise ArithmeticError(who)
+        return {}
+
+    nets, updates = _Nets(), Updates(1000, 1)
+    with pytest.raises(ArithmeticError, match=who):
+        updates.run(nets, {"rewards": torch.zeros(100)}, 1, update, improve)
+    before = len(improved)
+    updates._policy_thread.submit(lambda: None).result()  # Comes after what is waiting there.
+    assert len(improved) == before and nets.copies == 0
 
 
 def test_threads_are_those_of_the_machine_and_of_env_runners_that_wait(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr(learner_module, "_cpus_here", lambda: 4)
     config = tiny_config()
     assert learner_threads(config) == 1
     config.env_runners(num_env_runners=2)

@@ -85,7 +85,7 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
     def make_env(self) -> None:
         super().make_env()
         self._to_env_units = ToEnvUnits(self.env.single_action_space)
-        self._envs = getattr(self.env.unwrapped, "envs", [])  # None in other processes.
+        self._envs = getattr(self.env.unwrapped, "envs", [])  # Those of this process.
         self._pieces: list[_Piece] = []
 
     @property

@@ -14,7 +14,7 @@ from ray.rllib.utils.annotations import override
 
 from rerpi_rllib.algorithm.rl_module import METRICS, TOTAL_LOSS, RERPITorchRLModule
 from rerpi_rllib.algorithm.updates import Updates, keep_freed_memory, make_optimizers, steps_apart
-from rerpi_rllib.core.parallel import get_threads, set_threads
+from rerpi_rllib.core.parallel import set_threads
 
 NUM_UPDATES = "num_updates"
 
@@ -23,14 +23,21 @@ def learner_threads(config: AlgorithmConfig) -> int:
     """As many threads as RLlib reserves CPUs for the learner.
 
     EnvRunners that are held to a ratio of updates to steps mostly wait for the learner, so a learner
-    in the main process takes their CPUs too.
+    in the main process takes their CPUs too, as far as this machine has them.
     """
     cpus = config.num_cpus_per_learner if config.num_cpus_per_learner != "auto" else 1
     if config.num_learners == 0:
         cpus = max(cpus, config.num_cpus_for_main_process)
         if config.updates_per_env_step is not None:
             cpus += config.num_env_runners * config.num_cpus_per_env_runner
-    return max(1, min(int(cpus), os.cpu_count() or 1))
+    return max(1, min(int(cpus), _cpus_here()))
+
+
+def _cpus_here() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class RERPITorchLearner(TorchLearner):
@@ -38,7 +45,8 @@ class RERPITorchLearner(TorchLearner):
 
     @override(TorchLearner)
     def build(self) -> None:
-        set_threads(learner_threads(self.config))
+        self._threads = learner_threads(self.config)
+        set_threads(self._threads)
         keep_freed_memory()
         self._updates = Updates(self.config.target_update_period, self.config.policy_update_period)
         super().build()
@@ -50,15 +58,21 @@ class RERPITorchLearner(TorchLearner):
         Not where a seed promises the same run again, since both draw from torch's random numbers, and
         not where the user changed something in those steps.
         """
+        config = self.config.get_config_for_module(DEFAULT_MODULE_ID)
         return (
-            get_threads() > 1
+            self._threads > 1
             and type(self) is RERPITorchLearner
             and type(self.module[DEFAULT_MODULE_ID].unwrapped()) is RERPITorchRLModule
-            and self.config.num_env_runners > 0
-            and self.config.num_learners <= 1
+            and config.num_env_runners > 0
+            and config.num_learners <= 1
             and self._device.type == "cpu"
-            and self.config.grad_clip is None
-            and self.config.fit != "value_gradient"
+            and config.fit != "value_gradient"
+            and config.grad_clip is None
+            and config.torch_skip_nan_gradients
+            and not config.log_gradients
+            and not config.torch_compile_learner
+            and config._torch_grad_scaler_class is None
+            and config._torch_lr_scheduler_classes is None
         )
 
     @override(TorchLearner)

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from rerpi_rllib.algorithm.config import RERPIConfig
 from rerpi_rllib.algorithm.learner import learner_threads
 from rerpi_rllib.algorithm.rate_limiter import RateLimiter
 from rerpi_rllib.algorithm.replay import ReplayBuffer
-from rerpi_rllib.core.parallel import set_threads
+from rerpi_rllib.core.parallel import one_torch_thread_each, set_threads
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ _TIME_TOTAL = "time_total"
 _MAX_UPDATES_PER_CALL = 50
 _MAX_ROWS_PER_CALL = 2**18
 _SECONDS_PER_CALL = 1.0
-_SECONDS_BETWEEN_LOOKS = 0.01
+_SECONDS_BETWEEN_LOOKS = 0.05
 _MAX_FAILURES_IN_A_ROW = 3
 
 
@@ -107,7 +107,7 @@ class RERPI(Algorithm):
         if self.config.uses_old_api_stack:
             set_threads(learner_threads(self.config))
         # The learner works in a thread of its own, so that meanwhile the samples keep coming in.
-        self._learner_thread = ThreadPoolExecutor(1)
+        self._learner_thread = one_torch_thread_each(1)
         if self.config.num_gpus_per_learner == 0:
             logger.warning("No GPU for the learner: it runs on the CPU.")
 
@@ -209,8 +209,8 @@ class RERPI(Algorithm):
             batch = self.replay.sample_sequences(rows, self.config.sequence_length)
         learning = self._learner_thread.submit(self._update, batch, rows)
         if self._is_asynchronous:
-            while not learning.done():
-                self._collect(wait=_SECONDS_BETWEEN_LOOKS)
+            while not wait([learning], _SECONDS_BETWEEN_LOOKS).done:
+                self._collect(wait=0.0)
         results = learning.result()
         self._limiter.updates += updates
         self._seconds_per_update = (time.perf_counter() - started) / updates

@@ -6,18 +6,21 @@ import ctypes
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 
 import torch
 from torch import Tensor
 
 from rerpi_rllib.core.losses import LossSettings, critic_loss, policy_losses
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.parallel import one_torch_thread_each
 
 _AT_TARGET_UPDATE = "_at_target_update"
 
 # One update on a minibatch, given whether the policy learns and whether the multipliers do.
 Update = Callable[[dict[str, Tensor], bool, bool], Mapping[str, Tensor]]
+# The policy's part alone, given whether the multipliers learn.
+PolicyStep = Callable[[dict[str, Tensor], bool], Mapping[str, Tensor]]
 
 
 def make_optimizers(
@@ -71,7 +74,7 @@ class Updates:
     def __init__(self, target_update_period: int, policy_update_period: int) -> None:
         self.count = 0
         self._target_period, self._policy_period = target_update_period, policy_update_period
-        self._policy_thread = ThreadPoolExecutor(1, "policy")  # Starts when it is first used.
+        self._policy_thread = one_torch_thread_each(1)
 
     def run(
         self,
@@ -79,7 +82,7 @@ class Updates:
         columns: Mapping[str, Tensor],
         minibatch_size: int,
         update: Update,
-        improve: Callable[[dict[str, Tensor], bool], Mapping[str, Tensor]] | None = None,
+        improve: PolicyStep | None = None,
     ) -> dict[str, float]:
         """One update for every ``minibatch_size`` rows, in order; the means of their metrics.
 
@@ -93,28 +96,33 @@ class Updates:
             for key, value in metrics.items():
                 logged[key].append(value)
 
-        for start in range(0, len(columns["rewards"]), minibatch_size):
-            self.count += 1
-            # The bounds are for the policy that is copied. Earlier in a period the KL is smaller
-            # whatever the multipliers are, and would pull them down.
-            late = 4 * ((self.count - 1) % self._target_period) >= 3 * self._target_period
-            minibatch = {
-                key: column[start : start + minibatch_size] for key, column in columns.items()
-            }
-            improves = self.count % self._policy_period == 0
-            if improves and improve is not None:
-                improving.append(self._policy_thread.submit(improve, minibatch, late))
-                improves = False
-            log(update(minibatch, improves, late))
-            if self.count % self._target_period == 0:
-                while improving:
-                    log(improving.pop(0).result())
-                nets.update_targets()
-                for key in [k for k in logged if k.startswith("kl_") and k != "kl_nonparametric"]:
-                    if not key.endswith(_AT_TARGET_UPDATE):
-                        logged[key + _AT_TARGET_UPDATE] += logged[key][-1:]
-        while improving:
-            log(improving.pop(0).result())
+        def wait_for_policy() -> None:
+            while improving:
+                log(improving.pop(0).result())
+
+        try:
+            for start in range(0, len(columns["rewards"]), minibatch_size):
+                self.count += 1
+                # The bounds are for the policy that is copied. Earlier in a period the KL is smaller
+                # whatever the multipliers are, and would pull them down.
+                late = 4 * ((self.count - 1) % self._target_period) >= 3 * self._target_period
+                minibatch = {
+                    key: column[start : start + minibatch_size] for key, column in columns.items()
+                }
+                improves = self.count % self._policy_period == 0
+                if improves and improve is not None:
+                    improving.append(self._policy_thread.submit(improve, minibatch, late))
+                    improves = False
+                log(update(minibatch, improves, late))
+                if self.count % self._target_period == 0:
+                    wait_for_policy()
+                    nets.update_targets()
+                    for key in [k for k in logged if k.startswith("kl_") and k != "kl_nonparametric"]:
+                        if not key.endswith(_AT_TARGET_UPDATE):
+                            logged[key + _AT_TARGET_UPDATE] += logged[key][-1:]
+            wait_for_policy()
+        finally:  # Nothing goes on after an error.
+            wait([step for step in improving if not step.cancel()])
         names = list(logged)
         means = torch.stack([torch.stack(logged[name]).mean() for name in names]).tolist()
         found = dict(zip(names, means))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -119,20 +120,15 @@ class CriticNetwork(nn.Module):
             return self._from_first_layer(states, actions)
         # Most of an update's arithmetic is here, in the values of sampled actions [N, B, D]: a few
         # hundred rows at a time, whose activations stay in the CPU's cache.
-        per_piece = max(1, _ROWS_AT_ONCE // len(states))
-        pieces = [
-            (some_states, part)
-            for some_states, some_actions in zip(
-                states.split(_ROWS_AT_ONCE), actions.split(_ROWS_AT_ONCE, dim=-2)
-            )
-            for part in some_actions.split(per_piece)
-        ]
-        outputs = in_threads(self._from_first_layer, pieces)
-        per_block = -(-len(actions) // per_piece)
-        blocks = [
-            torch.cat(outputs[start : start + per_block])
-            for start in range(0, len(outputs), per_block)
-        ]
+        pieces, pieces_per_block = [], []
+        for some_states, some_actions in zip(
+            states.split(_ROWS_AT_ONCE), actions.split(_ROWS_AT_ONCE, dim=-2)
+        ):
+            parts = some_actions.split(max(1, _ROWS_AT_ONCE // len(some_states)))
+            pieces += [(some_states, part) for part in parts]
+            pieces_per_block.append(len(parts))
+        outputs = iter(in_threads(self._from_first_layer, pieces))
+        blocks = [torch.cat(list(itertools.islice(outputs, count))) for count in pieces_per_block]
         return torch.cat(blocks, dim=-2)
 
     def _from_first_layer(self, states: Tensor, actions: Tensor) -> Tensor:

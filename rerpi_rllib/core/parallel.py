@@ -7,7 +7,7 @@ much as it gains.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import torch
@@ -17,17 +17,18 @@ _helpers: ThreadPoolExecutor | None = None
 _num_threads = 1
 
 
+def one_torch_thread_each(threads: int) -> ThreadPoolExecutor:
+    """A pool whose threads start when they are first needed."""
+    return ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+
+
 def set_threads(threads: int) -> None:
     """Threads for this process's updates; torch's own operations take one each."""
     global _helpers, _num_threads
     torch.set_num_threads(1)
     if threads != _num_threads:
-        _helpers = ThreadPoolExecutor(threads - 1, "update") if threads > 1 else None
+        _helpers = one_torch_thread_each(threads - 1) if threads > 1 else None
         _num_threads = threads
-
-
-def get_threads() -> int:
-    return _num_threads
 
 
 def in_threads(function: Callable[..., _Result], arguments: Sequence[tuple]) -> list[_Result]:
@@ -42,8 +43,11 @@ def in_threads(function: Callable[..., _Result], arguments: Sequence[tuple]) -> 
 
     wanted = min(_num_threads, len(arguments)) - 1
     helpers = [_helpers.submit(work) for _ in range(wanted)] if _helpers else []
-    work()
+    try:
+        work()
+    finally:  # Nothing goes on after an error.
+        wait([helper for helper in helpers if not helper.cancel()])
     for helper in helpers:
-        if not helper.cancel():
+        if not helper.cancelled():
             helper.result()
     return [results[index] for index in range(len(arguments))]
