@@ -284,7 +284,10 @@ def write_table(output: Path) -> None:
 
 
 def _table(runs: dict[tuple[str, str], dict[int, pd.DataFrame]]) -> str:
-    """Means and standard deviations over seeds; of one run no deviation."""
+    """Means and standard deviations over seeds; of one run no deviation.
+
+    Minutes are steps divided by the method's speed on cheetah-run.
+    """
     speeds_file = DIRECTORY / SPEEDS
     speeds = json.loads(speeds_file.read_text()) if speeds_file.exists() else {}
     lines = [
@@ -308,7 +311,7 @@ def _table(runs: dict[tuple[str, str], dict[int, pd.DataFrame]]) -> str:
             cells = [_at(list(by_seed.values()), share * budgeted) for share in (0.25, 0.5, 1.0)]
             steps = [_first(curves, wanted) for curves in by_seed.values()]
             reached = [step for step in steps if step is not None]
-            when, minutes = "not reached", ""
+            when, minutes = f"not in {budget(method, task):,}", ""
             if reached:
                 when = f"{np.mean(reached):,.0f}"
                 if len(reached) < len(steps):
