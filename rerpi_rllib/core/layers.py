@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-
 _FEW = 4096
 
 
