@@ -8,6 +8,7 @@ from conftest import METRICS
 
 from rerpi_rllib import RERPIConfig, core
 from rerpi_rllib.core.critics import CategoricalHead, QuantileHead
+from rerpi_rllib.core.layers import Tanh
 from rerpi_rllib.core.losses import LossSettings, _td0_targets, _window_targets, rerpi_loss
 from rerpi_rllib.core.multipliers import Multiplier
 from rerpi_rllib.core.networks import ActorCritic
@@ -79,6 +80,17 @@ def test_state_half_of_the_critic_is_computed_once():
     )
     critic(torch.randn(8, 5), torch.randn(20, 8, 3))
     assert rows == [8]
+
+
+@pytest.mark.parametrize("size", [10, 10_000], ids=["few", "many"])
+def test_tanh_and_its_gradient(size):
+    inputs = torch.linspace(-9.0, 9.0, size, requires_grad=True)
+    outputs = Tanh()(inputs)
+    torch.testing.assert_close(outputs, torch.tanh(inputs), rtol=0.0, atol=2e-6)
+    (gradient,) = torch.autograd.grad(outputs.sum(), inputs)
+    torch.testing.assert_close(gradient, 1.0 - torch.tanh(inputs) ** 2, rtol=0.0, atol=2e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(Tanh()(inputs), outputs, rtol=0.0, atol=2e-6)
 
 
 def test_metrics_by_name_and_weights_kl_at_its_bound():
