@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("update", "env_runner", "replay", "scaling", "training")
+NAMES = ("update", "threads", "env_runner", "replay", "scaling", "training")
 
 
 def main() -> None:

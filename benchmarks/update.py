@@ -118,7 +118,7 @@ class Textbook:
         self.dual_optimizer.step()
 
 
-def _config(size: tuple) -> RERPIConfig:
+def config_for(size: tuple) -> RERPIConfig:
     _, _, batch, policy, critic = size
     # The learner's threads are those of its process and of an EnvRunner that mostly waits for it.
     config = RERPIConfig().learners(num_gpus_per_learner=0).env_runners(num_env_runners=1)
@@ -128,7 +128,7 @@ def _config(size: tuple) -> RERPIConfig:
 
 def core(size: tuple, num_actions: int = ACTIONS) -> Callable[[dict[str, np.ndarray]], None]:
     """Updates of the bare core, as many as a batch has rows for."""
-    config = _config(size).training(num_action_samples=num_actions).environment("Pendulum-v1")
+    config = config_for(size).training(num_action_samples=num_actions).environment("Pendulum-v1")
     set_threads(THREADS)
     keep_freed_memory()
     nets = ActorCritic(*size[:2], **config.model_config["networks"], clip_actions=True)
@@ -145,7 +145,7 @@ def core(size: tuple, num_actions: int = ACTIONS) -> Callable[[dict[str, np.ndar
 def _learner(size: tuple, updates: int) -> Callable[[dict[str, np.ndarray]], None]:
     """So many updates in one call of RLlib's Learner."""
     observations, actions, rows, *_ = size
-    learner = _config(size).build_learner(
+    learner = config_for(size).build_learner(
         spaces={
             DEFAULT_MODULE_ID: (
                 gym.spaces.Box(-np.inf, np.inf, (observations,)),
