@@ -118,9 +118,10 @@ def _stable_baselines(directory: Path, env_id: str, seed: int, steps: int) -> No
     """stable-baselines3's SAC with its defaults."""
     from stable_baselines3 import SAC as StableSAC
     from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.vec_env import DummyVecEnv
 
-    env, test_env = envs.make(env_id), envs.make(env_id)
-    test_env.reset(seed=seed + 1000)
+    env, test_env = envs.make(env_id), DummyVecEnv([lambda: Monitor(envs.make(env_id))])
     directory.mkdir(parents=True, exist_ok=True)
     model_file, replay_file = directory / "model.zip", directory / "replay.pkl"
     results = directory / "result.json"
@@ -136,8 +137,9 @@ def _stable_baselines(directory: Path, env_id: str, seed: int, steps: int) -> No
     while model.num_timesteps < steps:
         started = time.perf_counter()
         model.learn(EVALUATION_STEPS, reset_num_timesteps=False)
+        test_env.seed(1_000_000 + seed)  # RLlib's seed for evaluations: the same starts.
         returns, _ = evaluate_policy(
-            model, test_env, EVALUATION_EPISODES, return_episode_rewards=True, warn=False
+            model, test_env, EVALUATION_EPISODES, return_episode_rewards=True
         )
         seconds += time.perf_counter() - started
         with results.open("a") as file:
