@@ -8,7 +8,7 @@ python benchmarks/learning.py run [--jobs 2] [--only METHOD ...] [--tasks TASK .
 python benchmarks/learning.py speed
     measures environment steps a second of each method, in turn, on an idle machine
 python benchmarks/learning.py table [--output results/learning]
-    writes CSV, figure and table of the runs that there are
+    writes CSV, figure and table of the runs that are done
 
 stable-baselines3 is needed for its SAC: pip install -c constraints.txt -e '.[benchmark]'
 """
@@ -258,22 +258,20 @@ def _speed(method: str) -> float:
 
 
 def read_runs() -> dict[tuple[str, str], dict[int, pd.DataFrame]]:
-    """Curves of the runs that have a result, by method and task, then by seed."""
+    """Curves of the runs that are done, by method and task, then by seed."""
     found: dict[tuple[str, str], dict[int, pd.DataFrame]] = {}
     for method, task, seed in plan():
-        directory = run_directory(method, task, seed)
-        if any(directory.glob("**/result.json")):
-            curves = load_run(directory).curves
-            if "greedy_return" in curves:
-                curves = curves.dropna(subset="greedy_return")
-                found.setdefault((method, task), {})[seed] = curves
+        if is_done(method, task, seed):
+            curves = load_run(run_directory(method, task, seed)).curves
+            curves = curves.dropna(subset="greedy_return")
+            found.setdefault((method, task), {})[seed] = curves
     return found
 
 
 def write_table(output: Path) -> None:
     runs = read_runs()
     if not runs:
-        sys.exit(f"There are no results below {DIRECTORY}.")
+        sys.exit(f"No run below {DIRECTORY} is done.")
     output.mkdir(parents=True, exist_ok=True)
     for (method, task), by_seed in runs.items():
         for seed, curves in by_seed.items():

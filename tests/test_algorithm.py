@@ -241,6 +241,8 @@ def test_checkpoint_holds_everything(tmp_path):
     algo.stop()
 
     restored = RERPI.from_checkpoint(path)
+    # The machine that takes a checkpoint over looks for a GPU itself.
+    assert restored.get_ctor_args_and_kwargs()[0][0]["num_gpus_per_learner"] == "auto"
     try:
         after = restored.learner_group.get_state()["learner"]
         weights = [s["rl_module"]["default_policy"] for s in (before, after)]
@@ -312,6 +314,24 @@ def test_an_environment_that_always_fails_ends_the_run(runners):
         _run(tiny_config().environment("dead").env_runners(num_env_runners=runners), 1)
 
 
+def test_an_environment_that_cannot_be_built_again_ends_the_run(tmp_path):
+    marker = tmp_path / "unplugged"
+
+    class Unplugged(_Recorder):
+        def __init__(self, config):
+            if marker.exists():
+                raise OSError("no such device")
+            super().__init__(config)
+
+        def step(self, action):
+            marker.touch()
+            raise OSError("unplugged")
+
+    register_env("unplugged", Unplugged)
+    with pytest.raises(RuntimeError, match=r"unplugged.*3 times(.|\n)*no such device"):
+        _run(tiny_config().environment("unplugged").env_runners(num_env_runners=1), 3)
+
+
 def test_nan_rewards_stop_the_run_and_say_so():
     class Broken(_Recorder):
         def step(self, action):
@@ -339,6 +359,16 @@ def test_rate_limiter():
     assert limiter.updates_due(limit=1000) == 0
     assert limiter.may_sample(0, 50) and limiter.may_sample(50, 50)
     assert not limiter.may_sample(51, 50)
+    # Another ratio counts from where it begins, neither made up for nor waited for.
+    for ratio in (0.1, 5.0):
+        other = RateLimiter(ratio, learning_starts=100)
+        other.set_state(limiter.get_state())
+        assert other.updates_due(limit=1000) == 0 and other.may_sample(0, 50)
+        other.env_steps += 20
+        assert other.updates_due(limit=1000) == 20 * ratio
+        again = RateLimiter(ratio, learning_starts=100)
+        again.set_state(other.get_state())
+        assert again.updates_due(limit=1000) == 20 * ratio
     # Less than an update for each request: asking goes on until one is due.
     slow = RateLimiter(0.005, learning_starts=10)
     for _ in range(100):

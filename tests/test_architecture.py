@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[1] / "rerpi_rllib"
 
 # What each floor may import from the package, and packages it must not import at all.
@@ -39,3 +41,14 @@ def test_imports_point_downwards():
                 if inside and parts[1] not in allowed:
                     problems.append(f"{path.name} imports {name}")
     assert not problems
+
+
+def test_every_package_is_installed():
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11.
+    settings = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packages = {
+        ".".join(p.parent.relative_to(PACKAGE.parent).parts) for p in PACKAGE.rglob("__init__.py")
+    }
+    assert set(settings["packages"]) == packages | set(settings["package-dir"])
+    for directory in settings["package-dir"].values():
+        assert any((PACKAGE.parent / directory).glob("*.yaml"))

@@ -44,6 +44,7 @@ def test_learning_table_reads_what_runs_wrote(benchmark, tmp_path, monkeypatch):
             for steps in range(5_000, 100_001, 5_000)
         ]
         (directory / "result.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (directory / "done").touch()
     (tmp_path / learning.SPEEDS).write_text(json.dumps({"RERPI": 100.0}))
     learning.write_table(tmp_path / "out")
     table = (tmp_path / "out" / "table.md").read_text()

@@ -1,8 +1,12 @@
 """Settings: the paper's by default, refused at once when wrong."""
 
+import numpy as np
 import pytest
+from ray.rllib.connectors.env_to_module import MeanStdFilter
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from rerpi_rllib import RERPI, RERPIConfig
+from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
 
 
 def test_defaults_are_the_papers():
@@ -53,6 +57,8 @@ def test_defaults_are_the_papers():
         ("target_update_period", True),
         ("lr", 0),
         ("dual_lr", -1.0),
+        ("lr", [1, 2]),
+        ("lr", [[0, 1e-3], [10, "a"]]),
         ("replay_capacity", 0),
         ("updates_per_env_step", 0),
         ("policy_layers", []),
@@ -102,6 +108,30 @@ def test_settings_that_do_not_go_together(settings, words):
     config = RERPIConfig().environment("Pendulum-v1").training(**settings)
     with pytest.raises(ValueError, match=words):
         config.validate()
+
+
+def test_numbers_of_numpy_are_numbers():
+    config = RERPIConfig().environment("Pendulum-v1").debugging(log_level="ERROR")
+    config.training(num_action_samples=np.int64(20), epsilon=np.float32(0.1)).validate()
+    config.training(lr=[[0, 3e-4], [10_000, 1e-4]]).validate()
+
+
+def test_networks_of_rllibs_catalog_are_refused():
+    config = RERPIConfig().environment("Pendulum-v1").rl_module(model_config={"fcnet_hiddens": [64]})
+    with pytest.raises(ValueError, match="policy_layers and critic_layers"):
+        config.validate()
+    # A module of the user's may have settings of its own.
+    spec = RLModuleSpec(module_class=type("Own", (RERPITorchRLModule,), {}))
+    config.rl_module(rl_module_spec=spec, model_config={"depth": 3}).validate()
+
+
+def test_env_runners_share_the_state_of_connectors_of_the_users():
+    config = RERPIConfig().environment("Pendulum-v1")
+    config.validate()
+    assert config._dont_auto_sync_env_runner_states
+    config.env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter())
+    config.validate()
+    assert not config._dont_auto_sync_env_runner_states
 
 
 def test_unknown_setting_is_refused():

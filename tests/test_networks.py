@@ -9,7 +9,13 @@ from conftest import METRICS
 from rerpi_rllib import RERPIConfig, core
 from rerpi_rllib.core.critics import CategoricalHead, QuantileHead
 from rerpi_rllib.core.layers import Tanh
-from rerpi_rllib.core.losses import LossSettings, _td0_targets, _window_targets, rerpi_loss
+from rerpi_rllib.core.losses import (
+    LossSettings,
+    _td0_targets,
+    _window_targets,
+    rerpi_loss,
+    rerpi_losses,
+)
 from rerpi_rllib.core.multipliers import Multiplier
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.policies import POLICIES
@@ -127,6 +133,17 @@ def test_every_online_parameter_and_no_target_gets_a_gradient(temperature_solver
 
 def test_gradients_with_bounds_for_each_dimension():
     _check_gradients(_settings(per_dimension_kl=True, temperature_solver="adam"), _batch())
+
+
+def test_actions_without_bounds_have_no_penalty():
+    losses = {}
+    for clip_actions in (True, False):
+        for penalty in (None, 1e-3):
+            nets, settings = _nets(clip_actions=clip_actions), _settings(epsilon_penalty=penalty)
+            torch.manual_seed(2)
+            losses[clip_actions, penalty] = rerpi_losses(nets, _batch(), settings)[0]["policy"]
+    assert losses[True, None] != losses[True, 1e-3]
+    assert losses[False, None] == losses[False, 1e-3]
 
 
 def _windows(size=6, length=4, lengths=None):

@@ -178,6 +178,19 @@ def test_targets_are_copied_when_the_policy_is_through():
     assert means["kl_mu_at_target_update"] >= (6 + 7) / 2
 
 
+@pytest.mark.parametrize("period,expected", [(1, 8), (2, 4), (3, 2), (4, 2), (8, 2)])
+def test_multipliers_learn_late_in_every_period(period, expected):
+    seen = []
+
+    def update(minibatch, improves, late):
+        seen.append(late)
+        return {"critic_loss": torch.zeros(())}
+
+    Updates(period, 1).run(_Nets(), {"rewards": torch.zeros(8)}, 1, update)
+    assert sum(seen) == expected
+    assert all(seen[period - 1 :: period])
+
+
 @pytest.mark.parametrize("who", ["critic", "policy"])
 def test_nothing_goes_on_after_an_error(who):
     updated, improved = [], []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -10,6 +11,7 @@ import ray
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.models.catalog import MODEL_DEFAULTS
 from ray.rllib.utils.annotations import override
 
 from rerpi_rllib import envs
@@ -30,11 +32,21 @@ class _Check:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _is_schedule(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(
+        isinstance(pair, (list, tuple))
+        and len(pair) == 2
+        and _is_int(pair[0])
+        and _NONNEGATIVE.holds(pair[1])
+        for pair in value
+    )
 
 
 def _one_of(*choices: str) -> _Check:
@@ -53,7 +65,7 @@ _LAYERS = _Check(
 )
 _LEARNING_RATE = _Check(
     "a number above 0, or a schedule [[step, value], ...]",
-    lambda v: isinstance(v, (list, tuple)) or (_is_number(v) and 0 < v < float("inf")),
+    lambda v: _is_schedule(v) or _POSITIVE.holds(v),
 )
 
 _CHECKS = {
@@ -207,6 +219,7 @@ class RERPIConfig(AlgorithmConfig):
         self.rollout_fragment_length = 50
         self.max_requests_in_flight_per_env_runner = 2
         self.num_gpus_per_learner: Any = "auto"
+        self.gpus_were_auto = False
         self.torch_ddp_kwargs: dict[str, Any] = {}
         self.min_time_s_per_iteration: float | None = None
         self.min_sample_timesteps_per_iteration = 0
@@ -215,8 +228,6 @@ class RERPIConfig(AlgorithmConfig):
         self.evaluation_config = {"explore": False}
         # Checked once a call by the learner instead of twice for each parameter and update.
         self.torch_skip_nan_gradients = True
-        # Nothing in the default pipelines has a state to merge between EnvRunners.
-        self._dont_auto_sync_env_runner_states = True
 
     @classmethod
     def compact(cls) -> RERPIConfig:
@@ -363,6 +374,12 @@ class RERPIConfig(AlgorithmConfig):
             self._value_error(f"{key}={value!r} is not allowed: it must be {check.allowed}.")
 
     def _check_together(self) -> None:
+        if self._rl_module_spec is None and (self._model_config or self.model != MODEL_DEFAULTS):
+            self._value_error(
+                "RLlib's model_config and model are not used: the networks are those of "
+                "policy_layers and critic_layers, or those of an RLModule of your own "
+                "(rl_module_spec)."
+            )
         if self.total_train_batch_size > self.replay_capacity:
             self._value_error(
                 f"train_batch_size={self.total_train_batch_size} is larger than "
@@ -403,6 +420,7 @@ class RERPIConfig(AlgorithmConfig):
             )
         if self.num_gpus_per_learner == "auto":
             self.num_gpus_per_learner = _gpus_for_learner(self.num_learners)
+            self.gpus_were_auto = True
         if self.enable_rl_module_and_learner != self.enable_env_runner_and_connector_v2:
             self._value_error(
                 "enable_rl_module_and_learner and enable_env_runner_and_connector_v2 must be both "
@@ -419,6 +437,10 @@ class RERPIConfig(AlgorithmConfig):
         if self.policy_update_period > 1 and self.num_learners > 1:
             # Updates of the critic alone leave the policy's parameters without a gradient.
             self.torch_ddp_kwargs = {**self.torch_ddp_kwargs, "find_unused_parameters": True}
+        # Nothing in the default pipelines has a state to merge between EnvRunners.
+        self._dont_auto_sync_env_runner_states = (
+            self._env_to_module_connector is None and self._module_to_env_connector is None
+        )
         if isinstance(self.env, str):
             envs.register_with_tune(self.env)
 

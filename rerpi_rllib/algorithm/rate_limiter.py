@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class RateLimiter:
     """Counts environment steps and updates and holds their ratio.
 
     With ``updates_per_env_step=None`` both run free. Steps taken before learning starts count too:
-    their updates are made up once it has started, so the ratio holds over the whole run.
+    their updates are made up once it has started, so the ratio holds over the whole run. A run that
+    is restored with another ratio keeps the new one from there on.
     """
 
     def __init__(self, updates_per_env_step: float | None, learning_starts: int) -> None:
@@ -15,6 +18,7 @@ class RateLimiter:
         self._learning_starts = learning_starts
         self.env_steps = 0
         self.updates = 0
+        self._since = (0, 0)  # Steps and updates when this ratio began.
 
     def updates_due(self, limit: int) -> int:
         """Updates to make now, at most ``limit``."""
@@ -23,17 +27,29 @@ class RateLimiter:
         if self._ratio is None:
             return limit
         # The small term keeps 0.1 * 10 from being a hair below one update.
-        return min(limit, int(self._ratio * self.env_steps - self.updates + 1e-6))
+        return max(0, min(limit, int(self._ratio * self._ahead(self._ratio) + 1e-6)))
 
     def may_sample(self, steps_in_flight: int, steps_per_request: int) -> bool:
         """Whether to ask for more steps: not while updates for more than a request are due."""
         if self._ratio is None or self.env_steps < self._learning_starts:
             return True
-        ahead = self.env_steps + steps_in_flight - self.updates / self._ratio
+        ahead = self._ahead(self._ratio) + steps_in_flight
         return ahead <= max(steps_per_request, 1.0 / self._ratio)
 
-    def get_state(self) -> dict[str, int]:
-        return {"env_steps": self.env_steps, "updates": self.updates}
+    def _ahead(self, ratio: float) -> float:
+        """Steps whose updates are still to be made."""
+        steps, updates = self._since
+        return self.env_steps - steps - (self.updates - updates) / ratio
 
-    def set_state(self, state: dict[str, int]) -> None:
+    def get_state(self) -> dict[str, Any]:
+        return {
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "ratio": self._ratio,
+            "since": self._since,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
         self.env_steps, self.updates = state["env_steps"], state["updates"]
+        same = state["ratio"] == self._ratio
+        self._since = tuple(state["since"]) if same else (self.env_steps, self.updates)

@@ -61,9 +61,12 @@ def _sample_and_get_metrics(env_runner: EnvRunner) -> tuple[Any, dict | None] | 
         return samples, env_runner.get_metrics() if isinstance(samples, list) else None
     except Exception:
         failure = traceback.format_exc()
+    try:
         if env_runner.config.enable_env_runner_and_connector_v2:  # The old stack's cannot go on.
             env_runner.make_env()
-        return failure
+    except Exception:
+        failure += traceback.format_exc()
+    return failure
 
 
 class RERPI(Algorithm):
@@ -269,6 +272,14 @@ class RERPI(Algorithm):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self._set_own_state(state)
+
+    @override(Algorithm)
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
+        """Of a checkpoint, which may be used on another machine: that one looks for GPUs itself."""
+        (config,), kwargs = super().get_ctor_args_and_kwargs()
+        if self.config.gpus_were_auto:
+            config = {**config, "num_gpus_per_learner": "auto"}
+        return (config,), kwargs
 
     @override(Algorithm)
     def get_checkpointable_components(self) -> list:

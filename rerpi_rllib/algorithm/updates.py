@@ -35,7 +35,8 @@ def make_optimizers(
         ("critic", nets.critic, lr, (0.9, 0.999)),
         ("policy", nets.policy, lr, (0.9, 0.999)),
         # A short memory: one large KL must not keep the multipliers slow for a thousand updates.
-        ("dual", nets.multipliers, dual_lr, (0.9, 0.9)),
+        # No momentum: it would carry them on through the updates that leave them alone.
+        ("dual", nets.multipliers, dual_lr, (0.0, 0.9)),
     ):
         if parameters := list(part.parameters()):
             optimizers[name] = torch.optim.Adam(parameters, lr=rate, betas=betas, fused=True)
@@ -105,7 +106,7 @@ class Updates:
                 self.count += 1
                 # The bounds are for the policy that is copied. Earlier in a period the KL is smaller
                 # whatever the multipliers are, and would pull them down.
-                late = 4 * ((self.count - 1) % self._target_period) >= 3 * self._target_period
+                late = 4 * ((self.count - 1) % self._target_period + 1) > 3 * self._target_period
                 minibatch = {
                     key: column[start : start + minibatch_size] for key, column in columns.items()
                 }

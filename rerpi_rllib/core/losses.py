@@ -217,7 +217,7 @@ def improvement_losses(
         actions, log_prior = target.candidates(settings.num_action_samples)
         q_values = nets.target_critic(obs, actions)
     action_weights, temperature_loss, metrics = _weights(nets, q_values, log_prior, settings)
-    if settings.penalty is not None:
+    if settings.penalty is not None and nets.critic.clip_actions:
         # The two sets of weights are added, so they sum to two; the multipliers absorb the factor.
         cost = weights.out_of_bounds_cost(actions)
         temperature, penalty_loss = _temperature(

@@ -38,7 +38,9 @@ ALGORITHMS: dict[str, type[RERPIConfig]] = {
 PRESETS = ("compact",)
 DEFAULT_ENV = "dm_control/cartpole-swingup-v0"
 VERSIONS_FILE = "versions.json"
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+_PACKAGE = Path(__file__).resolve().parents[1]
+_HOME = _PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent  # Installed, or a clone.
+CONFIGS = _HOME / "configs"
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
