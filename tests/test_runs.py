@@ -1,6 +1,7 @@
 """Reading runs: what counts as a result of which run."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -48,6 +49,20 @@ def test_rows_of_one_step_count_are_all_kept_and_repeated_parts_are_not(tmp_path
     rows = [(100, 1, None), (200, 2, None), (100, 3, None), (200, 4, None)]
     kept = load_run(_write(tmp_path / "b", rows)).curves
     assert kept["return"].tolist()[-2:] == [3, 4] and 2 not in kept["return"].tolist()
+
+
+def test_parts_come_in_the_order_of_their_results_in_a_copy_too(tmp_path):
+    run = _write(tmp_path / "a", [(100, 1, None), (200, 2, None)])
+    for part, (timestamp, value) in {"part-1": (10, 3), "part-2": (20, 4)}.items():
+        result = {
+            **{"training_iteration": 3, "num_env_steps_sampled_lifetime": 300, "time_total_s": 3},
+            **{"timestamp": timestamp, "env_runners": {"episode_return_mean": value}},
+        }
+        (run / part).mkdir()
+        (run / part / "result.json").write_text(json.dumps(result) + "\n")
+    for age, path in enumerate(sorted(run.glob("**/result.json"), reverse=True)):
+        os.utime(path, (age, age))  # The newest part has the oldest file.
+    assert load_run(run).curves["return"].tolist() == [1, 2, 3, 4]
 
 
 def test_a_line_that_was_being_written_is_passed_over(tmp_path):

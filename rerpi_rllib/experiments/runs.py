@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,23 +112,34 @@ def _has_results(directory: Path) -> bool:
     return any(path.stat().st_size for path in directory.glob("**/result.json"))
 
 
+def _results(path: Path) -> list[dict[str, Any]]:
+    found = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(flatten_dict(json.loads(line)))
+        except json.JSONDecodeError:
+            continue  # The line that was being written when the run was killed.
+    return found
+
+
+def _started(results: list[dict[str, Any]]) -> float:
+    return results[0].get("timestamp", 0)
+
+
 def _curves(directory: Path) -> pd.DataFrame:
     """A run's curves; the parts of a resumed run one after the other.
 
     From ``result.json``: a ``progress.csv`` has only the columns of its first row, and an evaluation
     comes later.
     """
+    parts = [_results(path) for path in directory.glob("**/result.json")]
     rows = []
-    for path in sorted(directory.glob("**/result.json"), key=lambda p: p.stat().st_mtime):
-        for line in path.read_text().splitlines():
-            try:
-                result = flatten_dict(json.loads(line))
-            except json.JSONDecodeError:
-                continue  # The line that was being written when the run was killed.
-            row = {name: result.get(column) for name, column in COLUMNS.items()}
-            if row["iterations"] % (result.get("config/evaluation_interval") or 1):
-                row["greedy_return"] = None  # RLlib repeats the result of an evaluation once.
-            rows.append(row)
+    # By the time of their results: that of the files is another one in a copy.
+    for result in itertools.chain.from_iterable(sorted(filter(None, parts), key=_started)):
+        row = {name: result.get(column) for name, column in COLUMNS.items()}
+        if row["iterations"] % (result.get("config/evaluation_interval") or 1):
+            row["greedy_return"] = None  # RLlib repeats the result of an evaluation once.
+        rows.append(row)
     if not rows:
         raise ValueError(f"There is no result.json with results at or below {str(directory)!r}.")
     table = pd.DataFrame(rows).astype(float).dropna(axis="columns", how="all")
