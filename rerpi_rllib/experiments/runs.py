@@ -112,7 +112,7 @@ def _has_results(directory: Path) -> bool:
     return any(path.stat().st_size for path in directory.glob("**/result.json"))
 
 
-def _results(path: Path) -> list[dict[str, Any]]:
+def _results(path: Path) -> list[Any]:
     found = []
     for line in path.read_text().splitlines():
         try:
@@ -122,20 +122,17 @@ def _results(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _started(results: list[dict[str, Any]]) -> float:
-    return results[0].get("timestamp", 0)
-
-
 def _curves(directory: Path) -> pd.DataFrame:
     """A run's curves; the parts of a resumed run one after the other.
 
     From ``result.json``: a ``progress.csv`` has only the columns of its first row, and an evaluation
     comes later.
     """
-    parts = [_results(path) for path in directory.glob("**/result.json")]
-    rows = []
+    parts = [results for path in directory.glob("**/result.json") if (results := _results(path))]
     # By the time of their results: that of the files is another one in a copy.
-    for result in itertools.chain.from_iterable(sorted(filter(None, parts), key=_started)):
+    parts.sort(key=lambda results: results[0].get("timestamp", 0))
+    rows = []
+    for result in itertools.chain.from_iterable(parts):
         row = {name: result.get(column) for name, column in COLUMNS.items()}
         if row["iterations"] % (result.get("config/evaluation_interval") or 1):
             row["greedy_return"] = None  # RLlib repeats the result of an evaluation once.
