@@ -57,6 +57,7 @@ def test_defaults_are_the_papers():
         ("target_update_period", True),
         ("lr", 0),
         ("dual_lr", -1.0),
+        ("lr", []),
         ("lr", [1, 2]),
         ("lr", [[0, 1e-3], [10, "a"]]),
         ("replay_capacity", 0),

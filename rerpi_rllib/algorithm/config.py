@@ -40,12 +40,16 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_schedule(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(
-        isinstance(pair, (list, tuple))
-        and len(pair) == 2
-        and _is_int(pair[0])
-        and _NONNEGATIVE.holds(pair[1])
-        for pair in value
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) > 0
+        and all(
+            isinstance(pair, (list, tuple))
+            and len(pair) == 2
+            and _is_int(pair[0])
+            and _NONNEGATIVE.holds(pair[1])
+            for pair in value
+        )
     )
 
 
@@ -338,7 +342,8 @@ class RERPIConfig(AlgorithmConfig):
             target_update_period: learner updates between two copies to the target networks.
             policy_update_period: do Steps 2 and 3 in every so many-th update only; the critic learns
                 in each. They cost several times as much as the critic's step.
-            dual_lr: learning rate of the multipliers' logarithms.
+            dual_lr: learning rate of the multipliers' logarithms; they learn in the last quarter of
+                each ``target_update_period``.
             replay_capacity: steps kept.
             updates_per_env_step: ratio of learning to acting; None lets both run free.
             num_steps_sampled_before_learning_starts: steps gathered before the first update.
