@@ -237,8 +237,9 @@ class RERPIConfig(AlgorithmConfig):
     def compact(cls) -> RERPIConfig:
         """Small networks and batch for a machine without a GPU, where updates are scarce.
 
-        Bounds wider than the paper's, and target copies two and a half times as often. The critic
-        learns in every update and the policy, which costs more, in every fourth.
+        Bounds wider than the paper's, and target copies two and a half times as often. There are
+        two updates a step; the critic learns in each and the policy, which costs more, in every
+        fourth.
         """
         return cls().training(
             policy_layers=(128, 128),
@@ -252,7 +253,7 @@ class RERPIConfig(AlgorithmConfig):
             policy_update_period=4,
             dual_lr=3e-2,  # The multipliers move with the policy: every fourth update.
             num_bootstrap_samples=5,
-            updates_per_env_step=1.0,
+            updates_per_env_step=2.0,
         )
 
     @override(AlgorithmConfig)
