@@ -352,11 +352,13 @@ def _figure(runs: dict[tuple[str, str], dict[int, pd.DataFrame]], path: Path) ->
             steps = steps[steps <= min(c["env_steps"].iloc[-1] for c in by_seed.values())]
             values = [np.interp(steps, c["env_steps"], c["greedy_return"]) for c in by_seed.values()]
             label = f"{method} ({len(values)})"
-            axis.plot(steps, np.mean(values, axis=0), styles[method], label=label)
+            axis.plot(steps / 1_000, np.mean(values, axis=0), styles[method], label=label)
             if len(values) > 1:
                 low, high = np.min(values, axis=0), np.max(values, axis=0)
-                axis.fill_between(steps, low, high, color="0.8")
-        axis.set(title=task, xlabel="environment steps", ylabel="greedy return")
+                axis.fill_between(steps / 1_000, low, high, color="0.8")
+        axis.set(title=task, xlabel="thousand environment steps", ylabel="greedy return")
+        if task == "pendulum":
+            axis.set_ylim(-400.0, 0.0)
         if axis.lines:
             axis.legend(frameon=False, fontsize=8)
     axes.flat[-1].axis("off")
