@@ -3,12 +3,14 @@
 Ten greedy episodes every 5,000 environment steps; one process and one torch thread a run.
 
 python benchmarks/learning.py run [--jobs 2] [--only METHOD ...] [--tasks TASK ...]
-    makes the runs of the plan that are missing, in runs/learning; stop it when you like, the same
-    command goes on where it stopped
+    makes the runs of the plan that have no CSV in results/learning yet, in runs/learning; stop it
+    when you like, the same command goes on where it stopped
 python benchmarks/learning.py speed
     measures environment steps a second of each method, in turn, on an idle machine
-python benchmarks/learning.py table [--output results/learning]
-    writes CSV, figure and table of the runs that are done
+python benchmarks/learning.py table
+    writes figure and table of the runs whose CSVs are there
+
+Each takes --results DIR in place of results/learning: in an empty one all runs are made anew.
 
 stable-baselines3 is needed for its SAC: pip install -c constraints.txt -e '.[benchmark]'
 """
@@ -64,6 +66,8 @@ METHODS: dict[str, list[str] | None] = {
 }
 RLLIB_SAC_STEPS = 50_000
 SPEEDS = "speeds.json"
+# Curves by method and task, then by seed.
+Runs = dict[tuple[str, str], dict[int, pd.DataFrame]]
 
 
 def plan() -> list[tuple[str, str, int]]:
@@ -83,11 +87,12 @@ def run_directory(method: str, task: str, seed: int) -> Path:
     return DIRECTORY / method / f"{task}-{seed}"
 
 
-def is_done(method: str, task: str, seed: int) -> bool:
-    return (run_directory(method, task, seed) / "done").exists()
+def curves_file(results: Path, method: str, task: str, seed: int) -> Path:
+    """Of a run that is done."""
+    return results / f"{method}-{task}-{seed}.csv"
 
 
-def run_one(method: str, task: str, seed: int) -> None:
+def run_one(method: str, task: str, seed: int, results: Path) -> None:
     """One run from where it stands to its end."""
     directory = run_directory(method, task, seed)
     torch.set_num_threads(1)
@@ -97,7 +102,11 @@ def run_one(method: str, task: str, seed: int) -> None:
         _rllib_sac(directory, TASKS[task][0], seed, budget(method, task))
     else:
         _own(directory, METHODS[method], TASKS[task][0], seed, budget(method, task))
-    (directory / "done").touch()
+    curves = load_run(directory).curves.dropna(subset="greedy_return").drop(columns="time_s")
+    results.mkdir(parents=True, exist_ok=True)
+    path = curves_file(results, method, task, seed)
+    curves.to_csv(path.with_suffix(".new"), index=False, float_format="%.6g")
+    path.with_suffix(".new").replace(path)
 
 
 def _own(directory: Path, arguments: list[str], env: str, seed: int, steps: int) -> None:
@@ -211,15 +220,15 @@ def _rllib_sac(directory: Path, env_id: str, seed: int, steps: int) -> None:
 # -- What the runs show. --
 
 
-def measure_speeds() -> None:
+def measure_speeds(results: Path) -> None:
     """Environment steps a second on cheetah-run, one thread, evaluations left out.
 
     Runs are made beside one another and may be interrupted, so their own clocks tell little.
     """
     torch.set_num_threads(1)
     speeds = {method: _speed(method) for method in METHODS}
-    DIRECTORY.mkdir(parents=True, exist_ok=True)
-    (DIRECTORY / SPEEDS).write_text(json.dumps(speeds, indent=1))
+    results.mkdir(parents=True, exist_ok=True)
+    (results / SPEEDS).write_text(json.dumps(speeds, indent=1) + "\n")
     for method, speed in speeds.items():
         print(f"{method}: {speed:.1f} env steps/s")
 
@@ -257,39 +266,32 @@ def _speed(method: str) -> float:
     return speed
 
 
-def read_runs() -> dict[tuple[str, str], dict[int, pd.DataFrame]]:
-    """Curves of the runs that are done, by method and task, then by seed."""
-    found: dict[tuple[str, str], dict[int, pd.DataFrame]] = {}
+def read_runs(results: Path) -> Runs:
+    """Curves of the runs that are done."""
+    found: Runs = {}
     for method, task, seed in plan():
-        if is_done(method, task, seed):
-            curves = load_run(run_directory(method, task, seed)).curves
-            curves = curves.dropna(subset="greedy_return")
-            found.setdefault((method, task), {})[seed] = curves
+        path = curves_file(results, method, task, seed)
+        if path.exists():
+            found.setdefault((method, task), {})[seed] = pd.read_csv(path)
     return found
 
 
-def write_table(output: Path) -> None:
-    runs = read_runs()
+def write_table(results: Path) -> None:
+    runs = read_runs(results)
     if not runs:
-        sys.exit(f"No run below {DIRECTORY} is done.")
-    output.mkdir(parents=True, exist_ok=True)
-    for (method, task), by_seed in runs.items():
-        for seed, curves in by_seed.items():
-            path = output / f"{method}-{task}-{seed}.csv"
-            curves.drop(columns="time_s").to_csv(path, index=False, float_format="%.6g")
-    table = _table(runs)
-    (output / "table.md").write_text(table)
+        sys.exit(f"{results} has no CSV of a run of the plan.")
+    speeds_file = results / SPEEDS
+    table = _table(runs, json.loads(speeds_file.read_text()) if speeds_file.exists() else {})
+    (results / "table.md").write_text(table)
     print(table)
-    _figure(runs, output / "learning.png")
+    _figure(runs, results / "learning.png")
 
 
-def _table(runs: dict[tuple[str, str], dict[int, pd.DataFrame]]) -> str:
+def _table(runs: Runs, speeds: dict[str, float]) -> str:
     """Means and standard deviations over seeds; of one run no deviation.
 
     Minutes are steps divided by the method's speed on cheetah-run.
     """
-    speeds_file = DIRECTORY / SPEEDS
-    speeds = json.loads(speeds_file.read_text()) if speeds_file.exists() else {}
     lines = [
         "| task | method | seeds | at 25 % | at 50 % | at 100 % | steps to 80 % | minutes |",
         "|---|---|---|---|---|---|---|---|",
@@ -341,7 +343,7 @@ def _first(curves: pd.DataFrame, wanted: float) -> float | None:
     return float(reached.iloc[0]) if len(reached) else None
 
 
-def _figure(runs: dict[tuple[str, str], dict[int, pd.DataFrame]], path: Path) -> None:
+def _figure(runs: Runs, path: Path) -> None:
     figure, axes = plt.subplots(2, 3, figsize=(13, 7), layout="constrained")
     styles = dict(zip(METHODS, ("k-", "k-.", "C0-", "C1--", "C2:", "C3-", "C4--")))
     for axis, task in zip(axes.flat, TASKS):
@@ -370,7 +372,7 @@ def run_plan(arguments: argparse.Namespace) -> None:
     missing = [
         run
         for run in plan()
-        if not is_done(*run)
+        if not curves_file(arguments.results, *run).exists()
         and (not arguments.only or run[0] in arguments.only)
         and (not arguments.tasks or run[1] in arguments.tasks)
     ]
@@ -383,6 +385,7 @@ def run_plan(arguments: argparse.Namespace) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as file:
             command = [sys.executable, __file__, "one", *map(str, run)]
+            command += ["--results", str(arguments.results)]
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
             ended = subprocess.run(command, stdout=file, stderr=file, env=environment)
         print(f"{name} " + ("is done" if ended.returncode == 0 else f"failed: see {log}"), flush=True)
@@ -404,18 +407,17 @@ def main() -> None:
     one.add_argument("method", choices=METHODS)
     one.add_argument("task", choices=TASKS)
     one.add_argument("seed", type=int)
-    commands.add_parser("speed")
-    table = commands.add_parser("table")
-    table.add_argument("--output", type=Path, default=Path("results/learning"))
+    for command in (run, one, commands.add_parser("speed"), commands.add_parser("table")):
+        command.add_argument("--results", type=Path, default=Path("results/learning"))
     arguments = parser.parse_args()
     if arguments.command == "run":
         run_plan(arguments)
     elif arguments.command == "speed":
-        measure_speeds()
+        measure_speeds(arguments.results)
     elif arguments.command == "table":
-        write_table(arguments.output)
+        write_table(arguments.results)
     else:
-        run_one(arguments.method, arguments.task, arguments.seed)
+        run_one(arguments.method, arguments.task, arguments.seed, arguments.results)
 
 
 if __name__ == "__main__":

@@ -36,24 +36,38 @@ def test_report(benchmark, monkeypatch, capsys, as_json):
 def test_learning_table_reads_what_runs_wrote(benchmark, tmp_path, monkeypatch):
     learning = benchmark("learning")
     monkeypatch.setattr(learning, "DIRECTORY", tmp_path)
-    for method, seed, end in (("RERPI", 0, 800.0), ("RERPI", 1, 900.0), ("SB3-SAC", 0, 400.0)):
-        directory = learning.run_directory(method, "cartpole-swingup", seed)
+    results = tmp_path / "out"
+
+    def _own(directory, arguments, env, seed, steps):
+        end = {("RERPI", 0): 800.0, ("RERPI", 1): 900.0, ("MPO", 0): 400.0}[arguments[1], seed]
         directory.mkdir(parents=True)
         rows = [
-            learning._result(steps, 1.0, [end * steps / 100_000] * 10)
-            for steps in range(5_000, 100_001, 5_000)
+            learning._result(at, 1.0, [end * at / steps] * 10)
+            for at in range(5_000, steps + 1, 5_000)
         ]
         (directory / "result.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (directory / "done").touch()
-    (tmp_path / learning.SPEEDS).write_text(json.dumps({"RERPI": 100.0}))
-    learning.write_table(tmp_path / "out")
-    table = (tmp_path / "out" / "table.md").read_text()
+
+    monkeypatch.setattr(learning, "_own", _own)
+    for method, seed in (("RERPI", 0), ("RERPI", 1), ("MPO", 0)):
+        learning.run_one(method, "cartpole-swingup", seed, results)
+    (results / learning.SPEEDS).write_text(json.dumps({"RERPI": 100.0}))
+    learning.write_table(results)
+    table = (results / "table.md").read_text()
     # 80 % of the best mean, 850, is 680: reached at 85,000 and at 80,000 steps, 100 steps a second.
     assert "| RERPI | 2 | 212 (18) | 425 (35) | 850 (71) | 82,500 | 14 |" in table
-    assert "| SB3-SAC | 1 | 100 | 200 | 400 | not in 100,000 |  |" in table
-    curve = pd.read_csv(tmp_path / "out" / "RERPI-cartpole-swingup-1.csv")
+    assert "| MPO | 1 | 100 | 200 | 400 | not in 100,000 |  |" in table
+    curve = pd.read_csv(results / "RERPI-cartpole-swingup-1.csv")
     assert curve["greedy_return"].iloc[-1] == 900.0
-    assert (tmp_path / "out" / "learning.png").stat().st_size > 0
+    assert (results / "learning.png").stat().st_size > 0
+    # What has its CSV is not run again.
+    monkeypatch.setattr(
+        sys, "argv", ["x", "run", "--results", str(results), "--only", "MPO", "--jobs", "1"]
+    )
+    monkeypatch.setattr(learning.subprocess, "run", lambda command, **_: made.append(command))
+    made: list = []
+    with pytest.raises(AttributeError):  # What `run` looks at of a process is not there.
+        learning.main()
+    assert [command[3:6] for command in made] == [["MPO", "cheetah-run", "0"]]
 
 
 def test_learning_plan_names_known_methods_and_tasks(benchmark):

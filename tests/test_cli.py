@@ -63,6 +63,23 @@ def test_a_run_leaves_results_checkpoint_plot_and_the_next_command(run):
     assert "checkpoint" in output and "curves.png" in output and "rllib evaluate" in output
 
 
+def _restored_from_python(directory: Path) -> str:
+    """What a process finds that knows nothing but the directory of a checkpoint."""
+    (checkpoint,) = directory.glob("part-1/checkpoint_*")
+    code = "import sys, rerpi_rllib; from ray.rllib.algorithms import Algorithm; "
+    code += "algo = Algorithm.from_checkpoint(sys.argv[1]); "
+    code += "print(algo.config.env, len(algo.replay))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, checkpoint], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_a_checkpoint_of_a_run_is_restored_from_python(run):
+    assert _restored_from_python(run[0]) == "Pendulum-v1 1000"
+
+
 def test_evaluate(run):
     directory, _ = run
     done = _rllib("evaluate", directory, "--episodes", 2, "--json")
@@ -221,6 +238,7 @@ def test_old_api_stack(tmp_path):
     assert done.returncode == 0, done.stderr
     result = json.loads(_rllib("evaluate", tmp_path / "x", "--episodes", 1, "--json").stdout)
     assert result["env"] == "Pendulum-v1" and result["episode_lengths"] == [200]
+    assert _restored_from_python(tmp_path / "x") == "Pendulum-v1 1000"
     done = _rllib("train", "--resume", tmp_path / "x", "--stop", '{"env_steps": 2000}', "--quiet")
     assert done.returncode == 0, done.stderr
     rows = _rows(tmp_path / "x")

@@ -8,11 +8,13 @@ from conftest import METRICS
 
 from rerpi_rllib import RERPIConfig, core
 from rerpi_rllib.core.critics import CategoricalHead, QuantileHead
-from rerpi_rllib.core.layers import Tanh
+from rerpi_rllib.core.layers import ELU, Tanh
 from rerpi_rllib.core.losses import (
     LossSettings,
     _td0_targets,
     _window_targets,
+    ask_targets,
+    critic_targets,
     rerpi_loss,
     rerpi_losses,
 )
@@ -86,6 +88,17 @@ def test_state_half_of_the_critic_is_computed_once():
     )
     critic(torch.randn(8, 5), torch.randn(20, 8, 3))
     assert rows == [8]
+
+
+def test_elu_and_its_gradient():
+    inputs = torch.linspace(-9.0, 9.0, 1000, requires_grad=True)
+    expected = torch.nn.functional.elu(inputs)
+    outputs = ELU()(1.0 * inputs)
+    torch.testing.assert_close(outputs, expected)
+    (gradient,) = torch.autograd.grad(outputs.sum(), inputs)
+    torch.testing.assert_close(gradient, inputs.detach().clamp(max=0.0).exp())
+    with torch.no_grad():
+        torch.testing.assert_close(ELU()(inputs.clone()), expected, rtol=0.0, atol=2e-7)
 
 
 @pytest.mark.parametrize("size", [10, 10_000], ids=["few", "many"])
@@ -325,6 +338,59 @@ def test_every_policy_with_every_critic(policy, critic, num_critics, method):
     for part in POLICIES[policy].PARTS:
         assert float(metrics[f"kl_{part}"]) == pytest.approx(0.0, abs=1e-6)
         assert f"alpha_{part}" in metrics
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"epsilon_penalty": 1e-2},
+        {"temperature_solver": "adam", "epsilon_penalty": 1e-2},
+        {"policy_evaluation": "retrace"},
+        {"critic": "quantile", "num_critics": 2},
+        {"weighting": "ranking"},
+    ],
+    ids=str,
+)
+def test_losses_are_the_same_when_the_targets_are_asked_first(policy, more):
+    nets, settings = _family(policy, **more)
+    with torch.no_grad():
+        for parameter in nets.target_policy.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    batch = _batch() if settings.policy_evaluation == "td0" else _windows(lengths=[1, 2, 3, 4, 4, 4])
+    batch = _discrete(batch) if policy == "categorical" else batch
+    torch.manual_seed(1)
+    losses, metrics = rerpi_losses(nets, batch, settings)
+    torch.manual_seed(1)
+    (asked,) = ask_targets(nets, [batch], [True], settings)
+    with torch.no_grad():  # From here on they have no say.
+        for parameter in (*nets.target_policy.parameters(), *nets.target_critic.parameters()):
+            parameter.fill_(torch.nan)
+    found, found_metrics = rerpi_losses(nets, asked, settings)
+    torch.testing.assert_close(found, losses)
+    torch.testing.assert_close(found_metrics, metrics)
+
+
+def test_targets_asked_for_several_updates_at_once():
+    nets, settings = _nets(), _settings()
+    batches = [{key: column + i for key, column in _batch(64).items()} for i in range(3)]
+    asked = ask_targets(nets, batches, [True, False, True], settings)
+    assert ["candidates" in batch for batch in asked] == [True, False, True]
+    for batch, given in zip(asked, batches):
+        assert torch.equal(batch["obs"], given["obs"]) and batch["targets"].shape == (64,)
+        torch.manual_seed(0)
+        # Two bootstrap actions, mirrored, so that another draw hardly differs.
+        alone = critic_targets(nets, given, settings)
+        torch.testing.assert_close(batch["targets"], alone, atol=0.1, rtol=0.0)
+    for i in (0, 2):
+        torch.testing.assert_close(
+            asked[i]["candidates"].target.mean, nets.target_policy(batches[i]["obs"]).mean
+        )
+        q_values = nets.target_critic(batches[i]["obs"], asked[i]["candidates"].actions)
+        torch.testing.assert_close(asked[i]["candidates"].q_values, q_values)
+    # One temperature: the bound holds for all states together.
+    kls = [float(rerpi_losses(nets, asked[i], settings)[1]["kl_nonparametric"]) for i in (0, 2)]
+    assert sum(kls) / 2 == pytest.approx(settings.epsilon, rel=1e-4)
 
 
 @pytest.mark.parametrize("weighting", ["exponential", "ranking", "identity"])

@@ -12,6 +12,7 @@ from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
 from rerpi_rllib.algorithm import learner as learner_module
+from rerpi_rllib.algorithm import updates as updates_module
 from rerpi_rllib.algorithm.learner import RERPITorchLearner, learner_threads
 from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
 from rerpi_rllib.algorithm.updates import Updates
@@ -176,6 +177,28 @@ def test_targets_are_copied_when_the_policy_is_through():
     ]
     # The first period's steps were the fifth and sixth things to be seen.
     assert means["kl_mu_at_target_update"] >= (6 + 7) / 2
+
+
+def test_what_is_prepared_together_has_no_copy_in_between(monkeypatch):
+    monkeypatch.setattr(updates_module, "_STEPS_PREPARED", 6)
+    nets, seen, prepared = _Nets(), [], []
+
+    def prepare(minibatches, improves):
+        prepared.append((len(minibatches), improves))
+        return [{**minibatch, "copies": nets.copies} for minibatch in minibatches]
+
+    def update(minibatch, improves, late):
+        assert minibatch["copies"] == nets.copies  # Not older than the last copy.
+        seen.append((minibatch["rewards"].tolist(), improves))
+        return {"critic_loss": torch.zeros(())}
+
+    updates = Updates(4, 2)
+    for rows in (torch.arange(6.0), torch.arange(6.0, 22.0)):
+        updates.run(nets, {"rewards": rows}, 2, update, prepare=prepare)
+    # Three minibatches at once at most, in periods of four.
+    assert [size for size, _ in prepared] == [3, 1, 3, 1, 3]
+    assert [flag for _, flags in prepared for flag in flags] == [flag for _, flag in seen]
+    assert [row for rows, _ in seen for row in rows] == list(range(22))
 
 
 @pytest.mark.parametrize("period,expected", [(1, 8), (2, 4), (3, 2), (4, 2), (8, 2)])

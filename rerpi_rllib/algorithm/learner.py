@@ -13,7 +13,13 @@ from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.annotations import override
 
 from rerpi_rllib.algorithm.rl_module import METRICS, TOTAL_LOSS, RERPITorchRLModule
-from rerpi_rllib.algorithm.updates import Updates, keep_freed_memory, make_optimizers, steps_apart
+from rerpi_rllib.algorithm.updates import (
+    Updates,
+    keep_freed_memory,
+    make_optimizers,
+    preparation,
+    steps_apart,
+)
 from rerpi_rllib.core.parallel import set_threads
 
 NUM_UPDATES = "num_updates"
@@ -119,6 +125,8 @@ class RERPITorchLearner(TorchLearner):
             return fwd_out[DEFAULT_MODULE_ID][METRICS]
 
         steps: dict[str, Any] = {"update": update}
+        if type(module) is RERPITorchRLModule:  # Another may have another loss.
+            steps["prepare"] = preparation(module.nets, module.settings)
         if self._takes_policy_steps_beside:
             optimizers = dict(self.get_optimizers_for_module(DEFAULT_MODULE_ID))
             steps = steps_apart(module.nets, module.settings, optimizers)

@@ -32,6 +32,7 @@ from ray.rllib.utils.metrics import (
     TIMERS,
 )
 from ray.rllib.utils.metrics.learner_info import LEARNER_STATS_KEY
+from ray.tune.result import STDERR_FILE, STDOUT_FILE
 
 from rerpi_rllib.algorithm.config import RERPIConfig
 from rerpi_rllib.algorithm.learner import learner_threads
@@ -91,6 +92,9 @@ class RERPI(Algorithm):
 
     @override(Algorithm)
     def setup(self, config: RERPIConfig) -> None:
+        for key in (STDOUT_FILE, STDERR_FILE):
+            # Where Tune keeps this trial's output: not for whoever restores its checkpoints.
+            self.config.__dict__.pop(key, None)
         super().setup(config)
         observation_space, action_space = self.spaces[DEFAULT_MODULE_ID]
         self.replay = ReplayBuffer(

@@ -20,7 +20,12 @@ from torch import Tensor, nn
 
 from rerpi_rllib.algorithm.config import RERPIConfig, model_settings, steps_per_row
 from rerpi_rllib.algorithm.rl_module import act, build_networks
-from rerpi_rllib.algorithm.updates import Updates, keep_freed_memory, make_optimizers
+from rerpi_rllib.algorithm.updates import (
+    Updates,
+    keep_freed_memory,
+    make_optimizers,
+    preparation,
+)
 from rerpi_rllib.core.losses import LossSettings, rerpi_losses
 
 _NUM_UPDATES = "num_updates"
@@ -115,7 +120,14 @@ class RERPITorchPolicy(TorchPolicyV2):
             for key, value in postprocessed_batch.items()
         }
         before = self._updates.count
-        means = self._updates.run(self.model.nets, columns, self._rows_per_update, self._update)
+        nets = self.model.nets
+        means = self._updates.run(
+            nets,
+            columns,
+            self._rows_per_update,
+            self._update,
+            prepare=preparation(nets, self.settings),
+        )
         self.num_grad_updates += self._updates.count - before
         return {
             LEARNER_STATS_KEY: means,

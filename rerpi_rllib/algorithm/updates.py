@@ -7,11 +7,12 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rerpi_rllib.core.losses import LossSettings, critic_loss, policy_losses
+from rerpi_rllib.core.losses import LossSettings, ask_targets, critic_loss, policy_losses
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.parallel import one_torch_thread_each
 
@@ -21,6 +22,11 @@ _AT_TARGET_UPDATE = "_at_target_update"
 Update = Callable[[dict[str, Tensor], bool, bool], Mapping[str, Tensor]]
 # The policy's part alone, given whether the multipliers learn.
 PolicyStep = Callable[[dict[str, Tensor], bool], Mapping[str, Tensor]]
+# The minibatches of several updates with what their losses take from the target networks, given for
+# each whether the policy learns.
+Prepare = Callable[[Sequence[dict[str, Tensor]], Sequence[bool]], list[dict[str, Any]]]
+
+_STEPS_PREPARED = 8192
 
 
 def make_optimizers(
@@ -66,7 +72,12 @@ def steps_apart(
         step(losses, ["policy", "dual"])
         return metrics
 
-    return {"update": update, "improve": improve}
+    return {"update": update, "improve": improve, "prepare": preparation(nets, settings)}
+
+
+def preparation(nets: ActorCritic, settings: LossSettings) -> Prepare:
+    """As :meth:`Updates.run` takes it."""
+    return lambda minibatches, improves: ask_targets(nets, minibatches, improves, settings)
 
 
 class Updates:
@@ -77,6 +88,9 @@ class Updates:
         self._target_period, self._policy_period = target_update_period, policy_update_period
         self._policy_thread = one_torch_thread_each(1)
 
+    def _improves(self, update: int) -> bool:
+        return update % self._policy_period == 0
+
     def run(
         self,
         nets: ActorCritic,
@@ -84,11 +98,13 @@ class Updates:
         minibatch_size: int,
         update: Update,
         improve: PolicyStep | None = None,
+        prepare: Prepare | None = None,
     ) -> dict[str, float]:
         """One update for every ``minibatch_size`` rows, in order; the means of their metrics.
 
         Between two target copies critic and policy do not depend on each other. If the policy's steps
-        are given as ``improve``, they are taken in a thread beside the critic's.
+        are given as ``improve``, they are taken in a thread beside the critic's. ``prepare`` is
+        called for several updates at once, with no copy between them.
         """
         logged: dict[str, list[Tensor]] = defaultdict(list)
         improving: list[Future] = []
@@ -101,16 +117,25 @@ class Updates:
             while improving:
                 log(improving.pop(0).result())
 
+        minibatches = [
+            {key: column[start : start + minibatch_size] for key, column in columns.items()}
+            for start in range(0, len(columns["rewards"]), minibatch_size)
+        ]
+        at_once = max(1, _STEPS_PREPARED // minibatches[0]["rewards"].numel())
+        prepared = 0
         try:
-            for start in range(0, len(columns["rewards"]), minibatch_size):
+            for index in range(len(minibatches)):
+                if prepare is not None and index == prepared:
+                    prepared += min(at_once, self._target_period - self.count % self._target_period)
+                    some = minibatches[index:prepared]
+                    improves_in = [self._improves(self.count + 1 + i) for i in range(len(some))]
+                    minibatches[index:prepared] = prepare(some, improves_in)
+                minibatch = minibatches[index]
                 self.count += 1
                 # The bounds are for the policy that is copied. Earlier in a period the KL is smaller
                 # whatever the multipliers are, and would pull them down.
                 late = 4 * ((self.count - 1) % self._target_period + 1) > 3 * self._target_period
-                minibatch = {
-                    key: column[start : start + minibatch_size] for key, column in columns.items()
-                }
-                improves = self.count % self._policy_period == 0
+                improves = self._improves(self.count)
                 if improves and improve is not None:
                     improving.append(self._policy_thread.submit(improve, minibatch, late))
                     improves = False

@@ -6,7 +6,7 @@ their sum serves the critic, the policy and the multipliers, each with its own o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,9 +67,43 @@ class LossSettings:
         return found
 
 
+# What :func:`ask_targets` adds to a batch.
+TARGETS, CANDIDATES = "targets", "candidates"
+
+
+@torch.no_grad()
+def ask_targets(
+    nets: ActorCritic,
+    batches: Sequence[Mapping[str, Any]],
+    improve_policy: Sequence[bool],
+    settings: LossSettings,
+) -> list[dict[str, Any]]:
+    """The batches of several updates, with all that their losses take from the target networks.
+
+    Those do not change between two copies, so it can be had for many updates at once, which with
+    small batches costs half as much. The temperature is then the one of all these states together.
+
+    Args:
+        nets, settings: as for :func:`rerpi_losses`.
+        batches: those of updates between which no copy is made.
+        improve_policy: for each of them, whether it does Steps 2 and 3 too.
+    """
+    rows = [len(batch["rewards"]) for batch in batches]
+    together = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+    targets = critic_targets(nets, together, settings).split(rows)
+    found = [{**batch, TARGETS: part} for batch, part in zip(batches, targets)]
+    improving = [batch for batch, improves in zip(found, improve_policy) if improves]
+    if improving and settings.fit != "value_gradient":
+        states = [_states(batch, settings) for batch in improving]
+        candidates = ask_candidates(nets, torch.cat(states), settings).split(list(map(len, states)))
+        for batch, part in zip(improving, candidates):
+            batch[CANDIDATES] = part
+    return found
+
+
 def rerpi_losses(
     nets: ActorCritic,
-    batch: Mapping[str, Tensor],
+    batch: Mapping[str, Any],
     settings: LossSettings,
     improve_policy: bool = True,
     move_multipliers: bool = True,
@@ -82,7 +116,7 @@ def rerpi_losses(
             ``[B, D]`` (unclipped; ``[B, 1]`` if discrete), ``rewards`` ``[B]`` and ``terminateds``
             ``[B]`` (0 or 1); otherwise windows of K steps, ``obs`` ``[B, K + 1, O]``, the others
             ``[B, K, ...]``, with ``action_logp`` and ``loss_mask`` (False beyond the end of the
-            episode).
+            episode). What :func:`ask_targets` has added is not computed again.
         settings: the algorithm's numbers.
         improve_policy: whether to do Steps 2 and 3 too, or the critic's Step 1 alone.
         move_multipliers: whether Step 3 moves its multipliers too, or the policy alone.
@@ -106,23 +140,21 @@ def rerpi_loss(*args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def critic_loss(
-    nets: ActorCritic, batch: Mapping[str, Tensor], settings: LossSettings
+    nets: ActorCritic, batch: Mapping[str, Any], settings: LossSettings
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Step 1's share of :func:`rerpi_losses`: it depends on the critic and the target networks."""
+    targets = batch[TARGETS] if TARGETS in batch else critic_targets(nets, batch, settings)
     actions = nets.policy.encode_actions(batch["actions"])
-    batch = {**batch, "actions": actions}
-    if settings.policy_evaluation == "td0":
-        targets = _td0_targets(nets, batch, settings)
-    else:
+    if settings.policy_evaluation != "td0":
         steps = batch["loss_mask"]
-        actions, targets = actions[steps], _window_targets(nets, batch, settings)[steps]
+        actions, targets = actions[steps], targets[steps]
     loss = nets.critic.loss(_states(batch, settings), actions, targets)
     return {"critic": loss}, {"critic_loss": loss.detach()}
 
 
 def policy_losses(
     nets: ActorCritic,
-    batch: Mapping[str, Tensor],
+    batch: Mapping[str, Any],
     settings: LossSettings,
     move_multipliers: bool = True,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -134,11 +166,12 @@ def policy_losses(
     if settings.fit == "value_gradient":
         losses, metrics = _value_gradient_loss(nets, states, settings)
     else:
-        losses, metrics = improvement_losses(nets, states, settings, move_multipliers)
+        candidates = batch.get(CANDIDATES) or ask_candidates(nets, states, settings)
+        losses, metrics = improvement_losses(nets, states, candidates, settings, move_multipliers)
     return losses, {name: value.detach() for name, value in metrics.items()}
 
 
-def _states(batch: Mapping[str, Tensor], settings: LossSettings) -> Tensor:
+def _states(batch: Mapping[str, Any], settings: LossSettings) -> Tensor:
     """``[M, O]``: the states of a batch's transitions."""
     if settings.policy_evaluation == "td0":
         return batch["obs"]
@@ -146,6 +179,14 @@ def _states(batch: Mapping[str, Tensor], settings: LossSettings) -> Tensor:
 
 
 # -- Step 1: policy evaluation. --
+
+
+@torch.no_grad()
+def critic_targets(nets: ActorCritic, batch: Mapping[str, Tensor], settings: LossSettings) -> Tensor:
+    """What the critic learns, ``[B]`` or ``[B, K]``; with T more for samples of the return."""
+    if settings.policy_evaluation == "td0":
+        return _td0_targets(nets, batch, settings)
+    return _window_targets(nets, batch, settings)
 
 
 def _values(nets: ActorCritic, obs: Tensor, settings: LossSettings) -> Tensor:
@@ -164,7 +205,6 @@ def _values(nets: ActorCritic, obs: Tensor, settings: LossSettings) -> Tensor:
     return values.unsqueeze(-1)
 
 
-@torch.no_grad()
 def _td0_targets(nets: ActorCritic, batch: Mapping[str, Tensor], settings: LossSettings) -> Tensor:
     """``[B]``, or ``[B, T]``."""
     discounts = settings.gamma * (1.0 - batch["terminateds"])
@@ -175,7 +215,6 @@ def _td0_targets(nets: ActorCritic, batch: Mapping[str, Tensor], settings: LossS
     return targets.squeeze(-1)
 
 
-@torch.no_grad()
 def _window_targets(nets: ActorCritic, batch: Mapping[str, Tensor], settings: LossSettings) -> Tensor:
     """n-step or Retrace targets of each step of each window: ``[B, K]``, or ``[B, K, T]``."""
     obs, mask = batch["obs"], batch["loss_mask"]
@@ -191,7 +230,8 @@ def _window_targets(nets: ActorCritic, batch: Mapping[str, Tensor], settings: Lo
     if settings.policy_evaluation == "nstep":
         targets = evaluation.nstep_targets(rewards, discounts, next_values, settings.n_step)
         return targets.squeeze(-1)
-    inner, actions = obs[:, 1:-1].flatten(0, 1), batch["actions"][:, 1:].flatten(0, 1)
+    actions = nets.policy.encode_actions(batch["actions"])
+    inner, actions = obs[:, 1:-1].flatten(0, 1), actions[:, 1:].flatten(0, 1)
     shape = mask[:, 1:].shape
     next_q = nets.target_critic(inner, actions).view(shape)
     log_probs = nets.target_policy(inner).log_prob(actions).view(shape)
@@ -208,20 +248,72 @@ def _window_targets(nets: ActorCritic, batch: Mapping[str, Tensor], settings: Lo
 # -- Steps 2 and 3: weight the target policy's actions and fit the online policy to them. --
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """Actions of the target policy and their values: all that Step 2 takes from the target networks.
+
+    Args:
+        target: the policy at B states.
+        actions: ``[N, B, D]``.
+        q_values: ``[N, B]``.
+        log_prior: ``[N, B]``, if the actions are not samples.
+        temperatures: those that are solved for and not learned, by name.
+    """
+
+    target: Distribution
+    actions: Tensor
+    q_values: Tensor
+    log_prior: Tensor | None
+    temperatures: dict[str, Tensor]
+
+    def split(self, sizes: list[int]) -> list[Candidates]:
+        """Those of the first so many states, of the next, and so on."""
+        priors = [None] * len(sizes) if self.log_prior is None else self.log_prior.split(sizes, 1)
+        parts = zip(
+            self.target.split(sizes), self.actions.split(sizes, 1), self.q_values.split(sizes, 1)
+        )
+        return [Candidates(*part, prior, self.temperatures) for part, prior in zip(parts, priors)]
+
+
+@torch.no_grad()
+def ask_candidates(nets: ActorCritic, obs: Tensor, settings: LossSettings) -> Candidates:
+    """The candidates at the states ``obs`` ``[B, O]``."""
+    target = nets.target_policy(obs)
+    actions, log_prior = target.candidates(settings.num_action_samples)
+    q_values = nets.target_critic(obs, actions)
+    temperatures = {}
+    if settings.temperature_solver == "exact":
+        if settings.weighting == "exponential":
+            temperatures["temperature"] = weights.solve_temperature(
+                q_values, settings.epsilon, log_prior
+            )
+        if (penalty := _penalty(nets, settings)) is not None:
+            temperatures["penalty_temperature"] = weights.solve_temperature(
+                weights.out_of_bounds_cost(actions), penalty
+            )
+    return Candidates(target, actions, q_values, log_prior, temperatures)
+
+
+def _penalty(nets: ActorCritic, settings: LossSettings) -> float | None:
+    """The bound of the action penalty; none for actions that have no bounds themselves."""
+    return settings.penalty if nets.critic.clip_actions else None
+
+
 def improvement_losses(
-    nets: ActorCritic, obs: Tensor, settings: LossSettings, move_multipliers: bool = True
+    nets: ActorCritic,
+    obs: Tensor,
+    candidates: Candidates,
+    settings: LossSettings,
+    move_multipliers: bool = True,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Losses and metrics of Steps 2 and 3 at the states ``obs`` ``[B, O]``."""
-    with torch.no_grad():
-        target = nets.target_policy(obs)
-        actions, log_prior = target.candidates(settings.num_action_samples)
-        q_values = nets.target_critic(obs, actions)
-    action_weights, temperature_loss, metrics = _weights(nets, q_values, log_prior, settings)
-    if settings.penalty is not None and nets.critic.clip_actions:
+    target, actions, q_values = candidates.target, candidates.actions, candidates.q_values
+    action_weights, temperature_loss, metrics = _weights(nets, candidates, settings)
+    if (penalty := _penalty(nets, settings)) is not None:
         # The two sets of weights are added, so they sum to two; the multipliers absorb the factor.
         cost = weights.out_of_bounds_cost(actions)
         temperature, penalty_loss = _temperature(
-            nets, "penalty_temperature", cost, None, settings.penalty, settings
+            nets, "penalty_temperature", cost, candidates, penalty
         )
         action_weights = action_weights + weights.exponential_weights(cost, temperature)
         temperature_loss = temperature_loss + penalty_loss
@@ -261,30 +353,24 @@ def _moved(online: Distribution, target: Distribution) -> dict[str, Tensor]:
 
 
 def _temperature(
-    nets: ActorCritic,
-    name: str,
-    values: Tensor,
-    log_prior: Tensor | None,
-    epsilon: float,
-    settings: LossSettings,
+    nets: ActorCritic, name: str, values: Tensor, candidates: Candidates, epsilon: float
 ) -> tuple[Tensor, Tensor]:
     """The temperature of exponential weights, and the loss that moves it if it is learned."""
-    if settings.temperature_solver == "exact":
-        temperature = weights.solve_temperature(values, epsilon, log_prior)
-        return temperature, torch.zeros_like(temperature)
+    if name in candidates.temperatures:
+        return candidates.temperatures[name], values.new_zeros(())
     temperature = nets.multipliers[name]()
-    return temperature.detach(), weights.temperature_dual(values, temperature, epsilon, log_prior)
+    loss = weights.temperature_dual(values, temperature, epsilon, candidates.log_prior)
+    return temperature.detach(), loss
 
 
 def _weights(
-    nets: ActorCritic, q_values: Tensor, log_prior: Tensor | None, settings: LossSettings
+    nets: ActorCritic, candidates: Candidates, settings: LossSettings
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Step 2: weights of the actions, the temperature's loss, metrics."""
+    q_values, log_prior = candidates.q_values, candidates.log_prior
     loss, metrics = q_values.new_zeros(()), {}
     if settings.weighting == "exponential":
-        temperature, loss = _temperature(
-            nets, "temperature", q_values, log_prior, settings.epsilon, settings
-        )
+        temperature, loss = _temperature(nets, "temperature", q_values, candidates, settings.epsilon)
         found = weights.exponential_weights(q_values, temperature, log_prior)
         metrics["temperature"] = temperature
     else:

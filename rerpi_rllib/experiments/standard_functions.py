@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rerpi_rllib import RERPIConfig
 from rerpi_rllib.algorithm.updates import make_optimizers
 from rerpi_rllib.core.critics import Critic
-from rerpi_rllib.core.losses import LossSettings, improvement_losses
+from rerpi_rllib.core.losses import LossSettings, ask_candidates, improvement_losses
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.envs.standard_functions import FUNCTIONS
 
@@ -103,7 +103,8 @@ def run(problem: Problem, seed: int) -> list[Iteration]:
         nets.target_policy = copy.deepcopy(nets.policy).requires_grad_(False)
         for _ in range(problem.steps_per_iteration):
             states = 4.0 * torch.rand(problem.num_states, size) - 2.0
-            losses, _ = improvement_losses(nets, states, settings)
+            candidates = ask_candidates(nets, states, settings)
+            losses, _ = improvement_losses(nets, states, candidates, settings)
             for optimizer in optimizers:
                 optimizer.zero_grad()
             (losses["policy"] + losses["dual"]).backward()
