@@ -187,29 +187,3 @@ def test_all_discrete_actions_are_candidates_with_their_probabilities():
     assert actions.shape == (D, B, D)
     torch.testing.assert_close(p.log_prob(actions), log_probs)
     torch.testing.assert_close(log_probs.exp().sum(0), torch.ones(B).double())
-
-
-@pytest.mark.parametrize("kind", [DiagonalGaussian, FullGaussian])
-@pytest.mark.parametrize("n", [2, 3, 20])
-def test_candidates_have_the_mean_and_the_variances_of_the_policy(kind, n):
-    torch.manual_seed(0)
-    p = _random(kind, 0)
-    actions, log_probs = p.candidates(n)
-    assert actions.shape == (n, B, D) and not actions.requires_grad and log_probs is None
-    torch.testing.assert_close(actions.mean(0), p.mean)
-    offsets = actions - p.mean
-    if kind is FullGaussian:  # In the coordinates where the covariance is the identity.
-        offsets = p._whiten(offsets) * p.cholesky.diagonal(dim1=-2, dim2=-1)
-        variance = p.cholesky.diagonal(dim1=-2, dim2=-1).square()
-    else:
-        variance = p.stddev.square()
-    torch.testing.assert_close(offsets.square().mean(0), variance)
-    # Other draws are other actions.
-    assert n == 2 or not torch.allclose(p.candidates(n)[0], actions)
-
-
-def test_a_single_candidate_is_a_sample():
-    p = DiagonalGaussian(torch.zeros(100_000, 1), torch.ones(100_000, 1))
-    torch.manual_seed(0)
-    actions, _ = p.candidates(1)
-    assert abs(actions.mean()) < 0.02 and abs(actions.std() - 1.0) < 0.02

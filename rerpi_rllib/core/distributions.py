@@ -97,33 +97,15 @@ class Gaussian(Distribution):
     PARTS: ClassVar[tuple[str, ...]] = ("mu", "sigma")
 
     @abstractmethod
-    def _at(self, noise: Tensor) -> Tensor:
-        """The actions of standard normal ``noise`` ``[n, B, D]``, with gradients."""
-
-    def _noise(self, n: int) -> Tensor:
-        return torch.randn((n, *self.mean.shape), dtype=self.mean.dtype, device=self.mean.device)
-
     def reparameterized_sample(self, n: int) -> Tensor:
         """``n`` actions for each state through which gradients flow to mean and covariance."""
-        return self._at(self._noise(n))
 
     def sample(self, n: int) -> Tensor:
         with torch.no_grad():
             return self.reparameterized_sample(n)
 
-    def candidates(self, n: int) -> tuple[Tensor, Tensor | None]:
-        """Samples whose mean and variances are those of the policy itself, in each state.
-
-        Equal weights then leave the policy where it is. Of independent samples the mean is off by a
-        standard deviation divided by sqrt(n), and where the Q-values of a state hardly differ, that
-        is most of what the policy would be fitted to.
-        """
-        noise = self._noise(n)
-        if n > 1:
-            noise -= noise.mean(dim=0)
-            noise /= noise.square().mean(dim=0).sqrt()
-        with torch.no_grad():
-            return self._at(noise), None
+    def _noise(self, n: int) -> Tensor:
+        return torch.randn((n, *self.mean.shape), dtype=self.mean.dtype, device=self.mean.device)
 
     @property
     def mode(self) -> Tensor:
@@ -143,8 +125,8 @@ class DiagonalGaussian(Gaussian):
 
     stddev: Tensor
 
-    def _at(self, noise: Tensor) -> Tensor:
-        return torch.addcmul(self.mean, noise, self.stddev)
+    def reparameterized_sample(self, n: int) -> Tensor:
+        return torch.addcmul(self.mean, self._noise(n), self.stddev)
 
     def log_prob(self, actions: Tensor) -> Tensor:
         standardised = (actions - self.mean) / self.stddev
@@ -205,8 +187,8 @@ class FullGaussian(Gaussian):
 
     cholesky: Tensor
 
-    def _at(self, noise: Tensor) -> Tensor:
-        return self.mean + (self.cholesky @ noise.unsqueeze(-1)).squeeze(-1)
+    def reparameterized_sample(self, n: int) -> Tensor:
+        return self.mean + (self.cholesky @ self._noise(n).unsqueeze(-1)).squeeze(-1)
 
     def _whiten(self, offsets: Tensor) -> Tensor:
         """``L^-1 offsets`` for ``offsets`` ``[..., B, D]``."""
