@@ -1,5 +1,6 @@
-"""What two threads bring to an update: one thread, then the pieces of the target critic shared
-between two, then critic and policy side by side on top; in one run, in turn.
+"""What makes several updates cheaper than one by one: the target networks asked for all of them at
+once, then the pieces of the target critic shared between two threads, then critic and policy side by
+side on top; in one run, in turn.
 
 python benchmarks/threads.py [--json]
 """
@@ -13,17 +14,36 @@ import common
 import torch
 import update
 
-from rerpi_rllib.algorithm.updates import Updates, keep_freed_memory, make_optimizers, steps_apart
+from rerpi_rllib.algorithm.updates import (
+    Updates,
+    keep_freed_memory,
+    make_optimizers,
+    preparation,
+    steps_apart,
+)
 from rerpi_rllib.core.losses import LossSettings, rerpi_losses
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.parallel import set_threads
 
 ROUNDS = 5
 # Sizes as in update.py, and the policy's update period.
-CASES = ((update.SIZES[3], 1), (update.SIZES[3], 4), (update.SIZES[1], 1), (update.SIZES[2], 1))
+COMPACT = (17, 6, 128, (128,) * 2, (256,) * 2)
+CASES = (
+    *((COMPACT, 4), (update.SIZES[3], 1), (update.SIZES[3], 4)),
+    *((update.SIZES[1], 1), (update.SIZES[2], 1)),
+)
+# Whether the target networks are asked ahead, whether critic and policy learn apart, threads.
+KINDS = {
+    "each": (False, False, 1),
+    "ahead": (True, False, 1),
+    "shared": (True, False, 2),
+    "apart": (True, True, 2),
+}
 
 
-def _updates(size: tuple, policy_period: int, apart: bool, threads: int) -> Callable[[], None]:
+def _updates(
+    size: tuple, policy_period: int, ahead: bool, apart: bool, threads: int
+) -> Callable[[], None]:
     config = update.config_for(size).environment("Pendulum-v1")
     nets = ActorCritic(*size[:2], **config.model_config["networks"], clip_actions=True)
     settings = LossSettings(**config.model_config["loss"])
@@ -39,6 +59,8 @@ def _updates(size: tuple, policy_period: int, apart: bool, threads: int) -> Call
         return metrics
 
     steps = steps_apart(nets, settings, optimizers) if apart else {"update": one_by_one}
+    if ahead:
+        steps["prepare"] = preparation(nets, settings)
     batch = update.random_batch(size, _calls(size))
     columns = {name: torch.from_numpy(column) for name, column in batch.items()}
     updates = Updates(100, policy_period)
@@ -58,8 +80,7 @@ def main() -> None:
     report = common.Report(__doc__)
     keep_freed_memory()
     for size, period in CASES:
-        kinds = {"one": (False, 1), "shared": (False, 2), "apart": (True, 2)}
-        runs = {name: _updates(size, period, *kind) for name, kind in kinds.items()}
+        runs = {name: _updates(size, period, *kind) for name, kind in KINDS.items()}
         found: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(ROUNDS + 1):  # The first warms up.
             for name, run in runs.items():
@@ -68,7 +89,8 @@ def main() -> None:
         setting = f"batch {size[2]}, critic {size[4]}, policy step in every {period}. update"
         name = f"{size[2]}_{size[4][0]}x{len(size[4])}_every_{period}"
         for ours, peer, peer_name in (
-            ("shared", "one", "one thread; here the target critic's pieces shared between two"),
+            ("ahead", "each", "update by update; here the target networks are asked for all at once"),
+            ("shared", "ahead", "one thread; here the target critic's pieces shared between two"),
             ("apart", "shared", "pieces shared; here critic and policy side by side too"),
         ):
             ratio = times[peer] / times[ours]

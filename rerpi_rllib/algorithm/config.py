@@ -331,8 +331,9 @@ class RERPIConfig(AlgorithmConfig):
             num_atoms: outputs of a "categorical" or "quantile" critic.
             value_range: returns that a "categorical" critic can tell apart; what is beyond counts as
                 the nearer end.
-            temperature_solver: "exact" solves the dual on every batch, which makes the weights
-                independent of the scale of the rewards; "adam" takes one gradient step as the paper.
+            temperature_solver: "exact" solves the dual for the states at hand (a large batch, or
+                several small ones between two target copies), which makes the weights independent
+                of the scale of the rewards; "adam" takes one gradient step as the paper.
             policy_evaluation: how the critic's targets are made: "td0", "nstep" or "retrace".
             n_step: rewards in an n-step return.
             retrace_lambda: Retrace's lambda.

@@ -26,6 +26,7 @@ PolicyStep = Callable[[dict[str, Tensor], bool], Mapping[str, Tensor]]
 # each whether the policy learns.
 Prepare = Callable[[Sequence[dict[str, Tensor]], Sequence[bool]], list[dict[str, Any]]]
 
+# At most so many steps of the replay at once: more would gain little and take memory.
 _STEPS_PREPARED = 8192
 
 

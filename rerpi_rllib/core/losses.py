@@ -80,8 +80,9 @@ def ask_targets(
 ) -> list[dict[str, Any]]:
     """The batches of several updates, with all that their losses take from the target networks.
 
-    Those do not change between two copies, so it can be had for many updates at once, which with
-    small batches costs half as much. The temperature is then the one of all these states together.
+    Those do not change between two copies, so it can be had for many updates at once: with small
+    batches the number of operations counts, not their size. The temperature is then the one of all
+    these states together.
 
     Args:
         nets, settings: as for :func:`rerpi_losses`.
