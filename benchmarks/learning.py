@@ -10,7 +10,8 @@ python benchmarks/learning.py speed
 python benchmarks/learning.py table
     writes figure and table of the runs whose CSVs are there
 
-Each takes --results DIR in place of results/learning: in an empty one all runs are made anew.
+Each takes --results DIR in place of results/learning, with a name of its own: all runs are made anew
+in runs/NAME.
 
 stable-baselines3 is needed for its SAC: pip install -c constraints.txt -e '.[benchmark]'
 """
@@ -44,7 +45,7 @@ from ray.tune.registry import get_trainable_cls
 from rerpi_rllib import envs
 from rerpi_rllib.experiments.runs import load_run
 
-DIRECTORY = Path("runs/learning")
+RUNS = Path("runs")
 EVALUATION_STEPS, EVALUATION_EPISODES = 5_000, 10
 # Short names, ids and budgets of environment steps.
 TASKS = {
@@ -83,8 +84,8 @@ def budget(method: str, task: str) -> int:
     return RLLIB_SAC_STEPS if method == "RLlib-SAC" else TASKS[task][1]
 
 
-def run_directory(method: str, task: str, seed: int) -> Path:
-    return DIRECTORY / method / f"{task}-{seed}"
+def run_directory(results: Path, method: str, task: str, seed: int) -> Path:
+    return RUNS / results.name / method / f"{task}-{seed}"
 
 
 def curves_file(results: Path, method: str, task: str, seed: int) -> Path:
@@ -94,7 +95,7 @@ def curves_file(results: Path, method: str, task: str, seed: int) -> Path:
 
 def run_one(method: str, task: str, seed: int, results: Path) -> None:
     """One run from where it stands to its end."""
-    directory = run_directory(method, task, seed)
+    directory = run_directory(results, method, task, seed)
     torch.set_num_threads(1)
     if method == "SB3-SAC":
         _stable_baselines(directory, TASKS[task][0], seed, budget(method, task))
@@ -401,7 +402,7 @@ def run_plan(arguments: argparse.Namespace) -> None:
     def make(run: tuple[str, str, int]) -> None:
         name = " ".join(map(str, run))
         print(f"{name} starts", flush=True)
-        log = run_directory(*run).with_suffix(".log")
+        log = run_directory(arguments.results, *run).with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as file:
             command = [sys.executable, __file__, "one", *map(str, run)]

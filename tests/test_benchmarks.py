@@ -4,6 +4,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -35,7 +36,7 @@ def test_report(benchmark, monkeypatch, capsys, as_json):
 
 def test_learning_table_reads_what_runs_wrote(benchmark, tmp_path, monkeypatch):
     learning = benchmark("learning")
-    monkeypatch.setattr(learning, "DIRECTORY", tmp_path)
+    monkeypatch.setattr(learning, "RUNS", tmp_path)
     results = tmp_path / "out"
 
     def _own(directory, arguments, env, seed, steps):
@@ -63,11 +64,15 @@ def test_learning_table_reads_what_runs_wrote(benchmark, tmp_path, monkeypatch):
     monkeypatch.setattr(
         sys, "argv", ["x", "run", "--results", str(results), "--only", "MPO", "--jobs", "1"]
     )
-    monkeypatch.setattr(learning.subprocess, "run", lambda command, **_: made.append(command))
     made: list = []
-    with pytest.raises(AttributeError):  # What `run` looks at of a process is not there.
-        learning.main()
-    assert [command[3:6] for command in made] == [["MPO", "cheetah-run", "0"]]
+
+    def run(command, **_):
+        made.append(command[2:])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(learning.subprocess, "run", run)
+    learning.main()
+    assert made == [["one", "MPO", "cheetah-run", "0", "--results", str(results)]]
 
 
 def test_learning_plan_names_known_methods_and_tasks(benchmark):

@@ -109,7 +109,12 @@ def test_critic_and_policy_learn_the_same_side_by_side(monkeypatch):
 
 
 class _OwnLearner(RERPITorchLearner):
-    pass
+    """Other rewards, seen by RLlib's steps."""
+
+    def _update(self, batch, **kwargs):
+        columns = batch[DEFAULT_MODULE_ID]
+        changed = {**columns, "rewards": torch.full_like(columns["rewards"], 100.0)}
+        return super()._update({DEFAULT_MODULE_ID: changed}, **kwargs)
 
 
 class _OwnModule(RERPITorchRLModule):
@@ -132,6 +137,14 @@ def test_what_the_user_changed_keeps_rllibs_steps(monkeypatch, settings):
     assert _learner(1)._takes_policy_steps_beside
     assert not _learner(0)._takes_policy_steps_beside
     assert not _learner(1, **settings)._takes_policy_steps_beside
+
+
+def test_what_a_learner_of_the_users_does_with_a_minibatch_counts():
+    expected, found = _train(_learner(0)), _train(_learner(0, _learner_class=_OwnLearner))
+    difference = max(
+        float((found[name] - expected[name]).abs().max()) for name in expected if "critic" in name
+    )
+    assert difference > 1e-3
 
 
 def test_a_module_of_the_users_keeps_rllibs_steps(monkeypatch):

@@ -131,6 +131,29 @@ def test_both_stacks_are_the_same_after_many_updates(build):
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
 
 
+class _OwnPolicy(RERPITorchPolicy):
+    """Other rewards, in the loss."""
+
+    def loss(self, model, dist_class, train_batch, *args, **kwargs):
+        changed = {**train_batch, "rewards": torch.full_like(train_batch["rewards"], 100.0)}
+        return super().loss(model, dist_class, changed, *args, **kwargs)
+
+
+def test_a_loss_of_the_users_counts():
+    rewards = torch.zeros(64)
+    batch = SampleBatch(
+        obs=torch.zeros(64, 3), new_obs=torch.zeros(64, 3), actions=torch.zeros(64, 1),
+        rewards=rewards, terminateds=torch.ones(64),
+    )  # fmt: skip
+    config = old(tiny_config()).to_dict() | {"train_batch_size": 32}
+    spaces = (gym.spaces.Box(-1.0, 1.0, (3,)), gym.spaces.Box(-1.0, 1.0, (1,)))
+    losses = [
+        kind(*spaces, config).learn_on_batch(batch)["learner_stats"]["critic_loss"]
+        for kind in (RERPITorchPolicy, _OwnPolicy)
+    ]
+    assert losses[0] < 10.0 and losses[1] > 1000.0
+
+
 @pytest.mark.parametrize("runners", [0, 1])
 def test_training_keeps_the_ratio_and_fills_the_replay(build, runners):
     config = old(tiny_config()).env_runners(num_env_runners=runners)

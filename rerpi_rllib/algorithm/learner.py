@@ -58,17 +58,21 @@ class RERPITorchLearner(TorchLearner):
         super().build()
 
     @property
+    def _is_of_this_package(self) -> bool:
+        """Whether learner and module are as they are here: a user's may do something else."""
+        module = self.module[DEFAULT_MODULE_ID].unwrapped()
+        return type(self) is RERPITorchLearner and type(module) is RERPITorchRLModule
+
+    @property
     def _takes_policy_steps_beside(self) -> bool:
         """Whether critic and policy learn at the same time, in two threads, without RLlib's steps.
 
-        Not where a seed promises the same run again, since both draw from torch's random numbers, and
-        not where the user changed something in those steps.
+        Not in synchronous runs, and not where the user changed something in those steps.
         """
         config = self.config.get_config_for_module(DEFAULT_MODULE_ID)
         return (
             self._threads > 1
-            and type(self) is RERPITorchLearner
-            and type(self.module[DEFAULT_MODULE_ID].unwrapped()) is RERPITorchRLModule
+            and self._is_of_this_package
             and config.num_env_runners > 0
             and config.num_learners <= 1
             and self._device.type == "cpu"
@@ -125,7 +129,7 @@ class RERPITorchLearner(TorchLearner):
             return fwd_out[DEFAULT_MODULE_ID][METRICS]
 
         steps: dict[str, Any] = {"update": update}
-        if type(module) is RERPITorchRLModule:  # Another may have another loss.
+        if self._is_of_this_package:
             steps["prepare"] = preparation(module.nets, module.settings)
         if self._takes_policy_steps_beside:
             optimizers = dict(self.get_optimizers_for_module(DEFAULT_MODULE_ID))

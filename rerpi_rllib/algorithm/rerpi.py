@@ -32,7 +32,7 @@ from ray.rllib.utils.metrics import (
     TIMERS,
 )
 from ray.rllib.utils.metrics.learner_info import LEARNER_STATS_KEY
-from ray.tune.result import STDERR_FILE, STDOUT_FILE
+from ray.tune.result import STDERR_FILE, STDOUT_FILE, TRIAL_INFO
 
 from rerpi_rllib.algorithm.config import RERPIConfig
 from rerpi_rllib.algorithm.learner import learner_threads
@@ -92,8 +92,8 @@ class RERPI(Algorithm):
 
     @override(Algorithm)
     def setup(self, config: RERPIConfig) -> None:
-        for key in (STDOUT_FILE, STDERR_FILE):
-            # Where Tune keeps this trial's output: not for whoever restores its checkpoints.
+        for key in (STDOUT_FILE, STDERR_FILE, TRIAL_INFO):
+            # Tune's words on this trial: not for whoever restores its checkpoints.
             self.config.__dict__.pop(key, None)
         super().setup(config)
         observation_space, action_space = self.spaces[DEFAULT_MODULE_ID]

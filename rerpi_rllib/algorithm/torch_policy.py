@@ -126,7 +126,8 @@ class RERPITorchPolicy(TorchPolicyV2):
             columns,
             self._rows_per_update,
             self._update,
-            prepare=preparation(nets, self.settings),
+            # A user's policy may have another loss.
+            prepare=preparation(nets, self.settings) if type(self) is RERPITorchPolicy else None,
         )
         self.num_grad_updates += self._updates.count - before
         return {

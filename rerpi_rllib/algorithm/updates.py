@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
@@ -26,8 +26,8 @@ PolicyStep = Callable[[dict[str, Tensor], bool], Mapping[str, Tensor]]
 # each whether the policy learns.
 Prepare = Callable[[Sequence[dict[str, Tensor]], Sequence[bool]], list[dict[str, Any]]]
 
-# At most so many steps of the replay at once: more would gain little and take memory.
-_STEPS_PREPARED = 8192
+# At most so many steps at once: more would gain little and take memory.
+_STEPS_PREPARED = 4096
 
 
 def make_optimizers(
@@ -123,15 +123,16 @@ class Updates:
             for start in range(0, len(columns["rewards"]), minibatch_size)
         ]
         at_once = max(1, _STEPS_PREPARED // minibatches[0]["rewards"].numel())
-        prepared = 0
+        prepared: deque[dict[str, Any]] = deque()
         try:
-            for index in range(len(minibatches)):
-                if prepare is not None and index == prepared:
-                    prepared += min(at_once, self._target_period - self.count % self._target_period)
-                    some = minibatches[index:prepared]
-                    improves_in = [self._improves(self.count + 1 + i) for i in range(len(some))]
-                    minibatches[index:prepared] = prepare(some, improves_in)
-                minibatch = minibatches[index]
+            for index, minibatch in enumerate(minibatches):
+                if prepare is not None:
+                    if not prepared:
+                        until_copy = self._target_period - self.count % self._target_period
+                        some = minibatches[index : index + min(at_once, until_copy)]
+                        numbers = range(self.count + 1, self.count + 1 + len(some))
+                        prepared.extend(prepare(some, [self._improves(n) for n in numbers]))
+                    minibatch = prepared.popleft()
                 self.count += 1
                 # The bounds are for the policy that is copied. Earlier in a period the KL is smaller
                 # whatever the multipliers are, and would pull them down.

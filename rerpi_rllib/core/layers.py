@@ -26,12 +26,12 @@ class Tanh(nn.Module):
 class ELU(nn.Module):
     """``x`` above zero, ``exp(x) - 1`` below, in place.
 
-    torch's own computes an accurate ``exp(x) - 1``, which costs up to three times as much and is of
-    use to the gradient alone.
+    torch's own keeps the last digits of ``exp(x) - 1`` near zero. Values of sampled actions do not
+    need them, and on a CPU the exponential alone is one and a half to three times as fast.
     """
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if inputs.numel() < _FEW or torch.is_grad_enabled():
+        if inputs.numel() < _FEW or torch.is_grad_enabled() or inputs.device.type != "cpu":
             return functional.elu(inputs, inplace=True)
         below = inputs.clamp(max=0.0).exp_().sub_(1.0)
         return torch.maximum(inputs, below, out=inputs)

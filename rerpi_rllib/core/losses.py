@@ -90,7 +90,9 @@ def ask_targets(
         improve_policy: for each of them, whether it does Steps 2 and 3 too.
     """
     rows = [len(batch["rewards"]) for batch in batches]
-    together = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+    together = batches[0]
+    if len(batches) > 1:
+        together = {key: torch.cat([batch[key] for batch in batches]) for key in together}
     targets = critic_targets(nets, together, settings).split(rows)
     found = [{**batch, TARGETS: part} for batch, part in zip(batches, targets)]
     improving = [batch for batch, improves in zip(found, improve_policy) if improves]
