@@ -145,8 +145,10 @@ def test_other_arrangements(runners, envs, learners):
     )
     algo = config.build_algo()
     try:
-        for _ in range(2):
+        for _ in range(100):  # However slow the machine is.
             result = algo.train()
+            if result["num_updates_lifetime"] > 50:
+                break
         assert result["num_updates_lifetime"] > 50
         assert np.isfinite(_learner_metrics(result)["critic_loss"])
         assert len(algo.replay) == result["num_env_steps_sampled_lifetime"]

@@ -66,8 +66,7 @@ def test_a_run_leaves_results_checkpoint_plot_and_the_next_command(run):
 def _restored_from_python(directory: Path) -> str:
     """What a process finds that knows nothing but the directory of a checkpoint."""
     (checkpoint,) = directory.glob("part-1/checkpoint_*")
-    code = "import sys, rerpi_rllib; from ray.rllib.algorithms import Algorithm; "
-    code += "algo = Algorithm.from_checkpoint(sys.argv[1]); "
+    code = "import sys; from rerpi_rllib import RERPI; algo = RERPI.from_checkpoint(sys.argv[1]); "
     code += "print(algo.config.env, len(algo.replay))"
     done = subprocess.run(
         [sys.executable, "-c", code, checkpoint], capture_output=True, text=True, timeout=300

@@ -299,7 +299,9 @@ def ask_candidates(nets: ActorCritic, obs: Tensor, settings: LossSettings) -> Ca
 
 def _penalty(nets: ActorCritic, settings: LossSettings) -> float | None:
     """The bound of the action penalty; none for actions that have no bounds themselves."""
-    return settings.penalty if nets.critic.clip_actions else None
+    if settings.penalty is None or not nets.critic.clip_actions:
+        return None
+    return settings.penalty
 
 
 def improvement_losses(
