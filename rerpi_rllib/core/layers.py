@@ -27,7 +27,7 @@ class ELU(nn.Module):
     """``x`` above zero, ``exp(x) - 1`` below, in place.
 
     torch's own keeps the last digits of ``exp(x) - 1`` near zero. Values of sampled actions do not
-    need them, and on a CPU the exponential alone is one and a half to three times as fast.
+    need them, and on some CPUs the exponential alone is much faster, on others as fast.
     """
 
     def forward(self, inputs: Tensor) -> Tensor:
