@@ -197,6 +197,7 @@ def test_a_failing_environment_is_a_failed_run(tmp_path):
         (["--nonsense"], ["--nonsense"]),
         (["file", "missing.yaml"], ["missing.yaml"]),
         (["--resume", "missing"], ["missing"]),
+        (["file", "quickstart", "--resume", "missing"], ["--resume", "file FILE"]),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(arguments, words, tmp_path, monkeypatch, capsys):
@@ -243,7 +244,11 @@ def test_old_api_stack(tmp_path):
     rows = _rows(tmp_path / "x")
     assert rows[-1]["num_env_steps_sampled_lifetime"] == 2000
     assert "learner_stats" in rows[-1]["info"]["learner"]["default_policy"]
-    for changed in (["--api-stack", "new"], ["--set", "policy_layers=[8, 8]"]):
+    for changed in (
+        ["--api-stack", "new"],
+        ["--set", "policy_layers=[8, 8]"],
+        ["--env", "MountainCarContinuous-v0"],
+    ):
         done = _rllib("train", "--resume", tmp_path / "x", *changed)
         assert done.returncode == 2 and "a run cannot change" in done.stderr.lower()
 

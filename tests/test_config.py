@@ -60,6 +60,9 @@ def test_defaults_are_the_papers():
         ("lr", []),
         ("lr", [1, 2]),
         ("lr", [[0, 1e-3], [10, "a"]]),
+        ("dual_lr", [[10, 1e-3], [20, 1e-4]]),
+        ("dual_lr", [[0, 1e-3], [20, 1e-4], [10, 1e-5]]),
+        ("dual_lr", [[0, 1e-3]]),
         ("replay_capacity", 0),
         ("updates_per_env_step", 0),
         ("policy_layers", []),
@@ -108,6 +111,19 @@ def test_batch_must_fit_into_the_replay():
 def test_settings_that_do_not_go_together(settings, words):
     config = RERPIConfig().environment("Pendulum-v1").training(**settings)
     with pytest.raises(ValueError, match=words):
+        config.validate()
+
+
+def test_a_window_must_fit_into_an_environments_share_of_the_replay():
+    config = RERPIConfig().environment("Pendulum-v1").training(replay_capacity=4000)
+    config.env_runners(num_env_runners=2, num_envs_per_env_runner=300).validate()
+    with pytest.raises(ValueError, match=r"replay_capacity=4000.*600 env.*sequence_length=8"):
+        config.training(policy_evaluation="retrace").validate()
+
+
+def test_several_agents_are_refused():
+    config = RERPIConfig().environment("Pendulum-v1").multi_agent(policies={"a", "b"})
+    with pytest.raises(ValueError, match=r"multi_agent.*one agent"):
         config.validate()
 
 

@@ -56,6 +56,20 @@ def test_solved_weights_do_not_depend_on_the_scale_of_q(factor, dtype):
     torch.testing.assert_close(scaled, base, rtol=1e-4, atol=1e-6)
 
 
+def test_temperature_is_positive_in_every_dtype():
+    for q in (_q(dtype=torch.float16), torch.ones(5, 3, dtype=torch.float16), _q(scale=9).long()):
+        assert float(core.solve_temperature(q, 0.1)) > 0.0
+    q = _q(scale=9).long()
+    torch.testing.assert_close(core.solve_temperature(q, 0.1), core.solve_temperature(q.float(), 0.1))
+
+
+@pytest.mark.parametrize("n", [20, 1000, 20_000])
+def test_ranking_weights_keep_their_digits(n):
+    q = _q(n, 2, dtype=torch.float32)
+    exact = core.ranking_weights(q.double(), eta=0.5)
+    torch.testing.assert_close(core.ranking_weights(q, eta=0.5), exact.float(), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=60, deadline=None)
 @given(
@@ -179,6 +193,16 @@ def test_small_kl_of_stddev_survives_float32():
     assert float(gaussian_kl_stddev(stddev, torch.ones(1, 1))) == pytest.approx(exact, rel=1e-3)
 
 
+@pytest.mark.parametrize("fit", [core.decoupled_fit, core.coupled_fit])
+def test_the_target_policy_is_constant(fit):
+    policies = torch.rand(4, 5, 3, requires_grad=True)  # mean, stddev and the target's
+    names = 2 if fit is core.decoupled_fit else 1
+    numbers = [1.0] * names + [0.1] * names
+    fitted = fit(torch.randn(7, 5, 3), torch.full((7, 5), 1 / 7), *(policies + 0.5), *numbers)
+    (fitted.policy_loss + fitted.penalty).backward()
+    assert bool((policies.grad[:2] != 0).all()) and not policies.grad[2:].any()
+
+
 def test_multipliers_take_only_their_own_gradient():
     actions, mean, stddev, *target = _random_fit(10, 4, 3)
     alpha_mu = torch.tensor(2.0, requires_grad=True)
@@ -213,6 +237,27 @@ def test_targets_by_hand():
         core.nstep_targets(rewards, discounts, values, 99),
         torch.tensor([[1 + 0.5 * (2 + 0.5 * 3), 2 + 0.5 * 3, 3.0, 24.0]]),
     )
+
+
+@pytest.mark.parametrize(
+    "call,words",
+    [
+        (lambda: core.td_targets(*torch.ones(2, 4), torch.ones(4, 1)), r"\(4,\).*\(4, 1\)"),
+        (lambda: core.nstep_targets(*torch.ones(3, 2, 5), n=0), "n=0"),
+        (lambda: core.retrace_targets(*torch.ones(5, 2, 5), 1.0), r"next_q.*\(2, 5\).*\(2, 4\)"),
+        (lambda: core.solve_temperature(_q(), 0.0), "epsilon=0.0"),
+        (lambda: core.solve_temperature(_q(b=0), 0.1), r"\(20, 0\)"),
+        (
+            lambda: core.decoupled_fit(
+                torch.ones(3, 2, 4), torch.ones(3, 2), *torch.ones(4, 2, 4), torch.ones(4), 1, 1, 1
+            ),
+            "'mu'.*per_dimension",
+        ),
+    ],
+)
+def test_wrong_input_is_named(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
 
 
 def test_retrace_limits():

@@ -7,6 +7,7 @@ import torch
 from conftest import METRICS
 
 from rerpi_rllib import RERPIConfig, core
+from rerpi_rllib.algorithm.updates import Updates, make_optimizers, steps_apart
 from rerpi_rllib.core.critics import CategoricalHead, QuantileHead
 from rerpi_rllib.core.layers import ELU, Tanh
 from rerpi_rllib.core.losses import (
@@ -277,25 +278,20 @@ def test_updates_of_the_critic_alone():
 
 
 def test_the_fit_holds_its_bounds():
-    """Fitting one batch for many updates ends with both KLs at their bounds."""
-    nets, batch = _nets(), _batch(256)
-    settings = _settings(epsilon_mu=1e-2, epsilon_sigma=1e-3)
-    optimizers = [
-        torch.optim.Adam(nets.policy.parameters(), lr=1e-3),
-        torch.optim.Adam(nets.multipliers.parameters(), lr=3e-2, betas=(0.9, 0.9)),
-    ]
-    logged = []
-    for _ in range(1500):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss, metrics = rerpi_loss(nets, batch, settings)
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        logged.append((float(metrics["kl_mu"]), float(metrics["kl_sigma"])))
-    kl_mu, kl_sigma = torch.tensor(logged[-500:]).mean(0).tolist()
-    assert 0.7 * 1e-2 < kl_mu < 1.3 * 1e-2
-    assert 0.7 * 1e-3 < kl_sigma < 1.3 * 1e-3
+    """The KLs at the target copies, with everything as in a run."""
+    nets, settings = _nets(), _settings(epsilon_mu=1e-2, epsilon_sigma=1e-3)
+    optimizers = make_optimizers(nets, lr=1e-3, dual_lr=3e-2)
+    updates = Updates(target_update_period=100, policy_update_period=1)
+    steps, logged = steps_apart(nets, settings, optimizers), []
+    for _ in range(16):
+        columns = {
+            key: value.repeat(100, *[1] * (value.dim() - 1)) for key, value in _batch(64).items()
+        }
+        means = updates.run(nets, columns, 64, **steps)
+        logged.append([means["kl_mu_at_target_update"], means["kl_sigma_at_target_update"]])
+    kl_mu, kl_sigma = torch.tensor(logged[4:]).mean(0).tolist()
+    assert 0.75 * 1e-2 < kl_mu < 1.25 * 1e-2
+    assert 0.75 * 1e-3 < kl_sigma < 1.25 * 1e-3
 
 
 # -- Other policies and critics. --

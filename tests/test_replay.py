@@ -165,12 +165,19 @@ def _filled(capacity, lanes):
     return buffer
 
 
+@pytest.mark.parametrize("way", ["file", "memory", "file from memory"])
 @pytest.mark.parametrize("capacity", [100, 5000])
-def test_restored_buffer_samples_the_same(tmp_path, capacity):
+def test_restored_buffer_samples_the_same(tmp_path, capacity, way):
     buffer = _filled(capacity, 2)
-    buffer.save_to_path(tmp_path)
     restored = ReplayBuffer(capacity, 2, 1, num_lanes=2, seed=99)
-    restored.restore_from_path(tmp_path)
+    for number in range(40):  # Nothing of this may stay.
+        _add(restored, f"before-{number}", 50_000, 40)
+    if way == "memory":
+        restored.set_state(buffer.get_state())
+    else:
+        state = buffer.get_state() if way == "file from memory" else None
+        buffer.save_to_path(tmp_path, state=state)
+        restored.restore_from_path(tmp_path)
     for one in (buffer, restored):
         _add(one, "open", 10_004, 4)
     assert len(restored) == len(buffer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import ray
@@ -42,7 +43,7 @@ def _is_number(value: Any) -> bool:
 def _is_schedule(value: Any) -> bool:
     return (
         isinstance(value, (list, tuple))
-        and len(value) > 0
+        and len(value) > 1
         and all(
             isinstance(pair, (list, tuple))
             and len(pair) == 2
@@ -50,6 +51,8 @@ def _is_schedule(value: Any) -> bool:
             and _NONNEGATIVE.holds(pair[1])
             for pair in value
         )
+        and value[0][0] == 0
+        and all(earlier[0] < later[0] for earlier, later in pairwise(value))
     )
 
 
@@ -68,7 +71,7 @@ _LAYERS = _Check(
     lambda v: isinstance(v, (list, tuple)) and len(v) > 0 and all(_is_int(n) and n > 0 for n in v),
 )
 _LEARNING_RATE = _Check(
-    "a number above 0, or a schedule [[step, value], ...]",
+    "a number above 0, or a schedule [[0, value], [step, value], ...] of rising steps",
     lambda v: _is_schedule(v) or _POSITIVE.holds(v),
 )
 
@@ -333,7 +336,8 @@ class RERPIConfig(AlgorithmConfig):
                 the nearer end.
             temperature_solver: "exact" solves the dual for the states at hand (a large batch, or
                 several small ones between two target copies), which makes the weights independent
-                of the scale of the rewards; "adam" takes one gradient step as the paper.
+                of the scale of the rewards; "adam" takes one gradient step an update, as
+                the paper, but on the logarithm and with ``dual_lr``.
             policy_evaluation: how the critic's targets are made: "td0", "nstep" or "retrace".
             n_step: rewards in an n-step return.
             retrace_lambda: Retrace's lambda.
@@ -392,6 +396,14 @@ class RERPIConfig(AlgorithmConfig):
                 f"train_batch_size={self.total_train_batch_size} is larger than "
                 f"replay_capacity={self.replay_capacity}: a batch must fit into the replay."
             )
+        if self.replay_capacity // self.num_environments < self.steps_per_row:
+            self._value_error(
+                f"replay_capacity={self.replay_capacity} is too small: each of the "
+                f"{self.num_environments} environments has its share of it, which must hold "
+                f"sequence_length={self.sequence_length} steps."
+            )
+        if self.is_multi_agent:
+            self._value_error("multi_agent() is not allowed: there is one agent.")
         if self.train_batch_size_per_learner % self.steps_per_row:
             self._value_error(
                 f"train_batch_size_per_learner={self.train_batch_size_per_learner} is not a multiple "
@@ -489,6 +501,11 @@ class RERPIConfig(AlgorithmConfig):
     @property
     def steps_per_row(self) -> int:
         return steps_per_row(vars(self))
+
+    @property
+    def num_environments(self) -> int:
+        """Environments that are stepped at the same time."""
+        return max(1, self.num_env_runners) * self.num_envs_per_env_runner
 
     @property
     def uses_old_api_stack(self) -> bool:

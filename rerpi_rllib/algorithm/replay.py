@@ -10,9 +10,11 @@ a ring: an episode that arrives in several pieces is continued where its last pi
 
 from __future__ import annotations
 
+import io
 import mmap
 import pathlib
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.utils.checkpoints import Checkpointable
 
 _ROWS_AT_ONCE = 2**16  # while saving and loading
+_STORED = "stored"
 _TRANSITION, _TERMINATED = np.uint8(1), np.uint8(2)
 
 
@@ -67,7 +70,7 @@ class ReplayBuffer(Checkpointable):
         self._additions = 0
         self._size = 0
         self._rng = np.random.default_rng(seed)
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             "capacity": capacity,
             "observation_size": observation_size,
             "action_size": action_size,
@@ -240,6 +243,18 @@ class ReplayBuffer(Checkpointable):
     # -- Checkpoints: raw arrays beside a small state file, piece by piece. --
 
     def get_state(self, components=None, *, not_components=None, **kwargs) -> dict[str, Any]:
+        """All of it, with a copy of what is stored; :meth:`save_to_path` makes none."""
+        columns = {}
+        for name, column in self._columns.items():
+            file = io.BytesIO()
+            self._write(column, file)
+            columns[name] = file.getvalue()
+        return self._counters() | {_STORED: columns}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._restore(state, lambda name: io.BytesIO(state[_STORED][name]))
+
+    def _counters(self) -> dict[str, Any]:
         return {
             "head": self._head.copy(),
             "filled": self._filled.copy(),
@@ -255,7 +270,7 @@ class ReplayBuffer(Checkpointable):
             },
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def _set_counters(self, state: dict[str, Any]) -> None:
         self._head = state["head"].copy()
         self._filled = state["filled"].copy()
         self._written = state["written"].copy()
@@ -271,20 +286,34 @@ class ReplayBuffer(Checkpointable):
         return [slice(i * lane_rows, i * lane_rows + int(n)) for i, n in enumerate(filled)]
 
     def save_to_path(self, path=None, *, state=None, filesystem=None, **kwargs) -> str:
+        state = dict(state or self._counters())
+        stored = state.pop(_STORED, None)
         path = super().save_to_path(path, state=state, filesystem=filesystem, **kwargs)
         filesystem = filesystem or pyarrow.fs.LocalFileSystem()
         for name, column in self._columns.items():
             with filesystem.open_output_stream(f"{path}/{name}.bin", compression=None) as file:
-                for used in self._used(self._lane_rows, self._filled):
-                    for start in range(used.start, used.stop, _ROWS_AT_ONCE):
-                        file.write(column[start : min(start + _ROWS_AT_ONCE, used.stop)].tobytes())
+                if stored is None:
+                    self._write(column, file)
+                else:
+                    file.write(stored[name])
         return path
+
+    def _write(self, column: np.ndarray, file: Any) -> None:
+        for used in self._used(self._lane_rows, self._filled):
+            for start in range(used.start, used.stop, _ROWS_AT_ONCE):
+                file.write(column[start : min(start + _ROWS_AT_ONCE, used.stop)].tobytes())
 
     def restore_from_path(self, path, *, component=None, filesystem=None, **kwargs) -> None:
         filesystem = filesystem or pyarrow.fs.LocalFileSystem()
         path = pathlib.Path(path).as_posix()
         with filesystem.open_input_stream(f"{path}/{self.STATE_FILE_NAME}.pkl") as file:
             state = pickle.load(file)
+        self._restore(
+            state, lambda name: filesystem.open_input_stream(f"{path}/{name}.bin", compression=None)
+        )
+
+    def _restore(self, state: dict[str, Any], open_column: Callable[[str], Any]) -> None:
+        ReplayBuffer.__init__(self, **self._arguments)  # Nothing stays of what was stored before.
         same_shape = state["lane_rows"] == self._lane_rows and len(state["head"]) == len(self._head)
         if same_shape:
             restored = self
@@ -297,13 +326,13 @@ class ReplayBuffer(Checkpointable):
                 }
             )
         for name, column in restored._columns.items():
-            with filesystem.open_input_stream(f"{path}/{name}.bin", compression=None) as file:
+            with open_column(name) as file:
                 for used in self._used(state["lane_rows"], state["filled"]):
                     for start in range(used.start, used.stop, _ROWS_AT_ONCE):
                         rows = column[start : min(start + _ROWS_AT_ONCE, used.stop)]
                         part = np.frombuffer(file.read(rows.nbytes), column.dtype)
                         rows[:] = part.reshape(rows.shape)
-        restored.set_state(state)
+        restored._set_counters(state)
         if restored is not self:
             for episode in restored._episodes():
                 self.add(**episode)

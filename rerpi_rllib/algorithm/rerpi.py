@@ -101,7 +101,7 @@ class RERPI(Algorithm):
             self.config.replay_capacity,
             int(np.prod(observation_space.shape)),
             int(np.prod(action_space.shape)),  # A discrete action is one number.
-            num_lanes=max(1, self.config.num_env_runners) * self.config.num_envs_per_env_runner,
+            num_lanes=self.config.num_environments,
             seed=self.config.seed,
         )
         self._limiter = RateLimiter(
@@ -276,6 +276,8 @@ class RERPI(Algorithm):
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self._set_own_state(state)
+        if REPLAY in state:
+            self.replay.set_state(state[REPLAY])
 
     @override(Algorithm)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:

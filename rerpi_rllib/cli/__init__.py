@@ -78,6 +78,8 @@ def train(
 
     if words and (words[0] != "file" or len(words) != 2):
         raise ValueError(f"'rllib train {' '.join(words)}': it must be 'rllib train file FILE'.")
+    if words and resume is not None:
+        raise ValueError("--resume goes on with the run's own settings: leave 'file FILE' out.")
     resume_from = None
     if resume is not None:
         resume_from = training.newest_checkpoint(resume.resolve())

@@ -13,6 +13,11 @@ from torch import Tensor
 
 def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor) -> Tensor:
     """TD(0): ``r + discount * V(s')``; all of one shape, usually ``[B]``."""
+    if rewards.dim() != next_values.dim():  # ``[B]`` and ``[B, 1]`` would make ``[B, B]``.
+        raise ValueError(
+            f"rewards {tuple(rewards.shape)} and next_values {tuple(next_values.shape)} must have "
+            "one shape."
+        )
     return rewards + discounts * next_values
 
 
@@ -29,6 +34,8 @@ def nstep_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor, n: in
     Returns:
         ``[B, K]``.
     """
+    if n < 1:
+        raise ValueError(f"n={n} is not allowed: it must be a whole number of at least 1.")
     one_step = td_targets(rewards, discounts, next_values)
     targets = one_step
     for _ in range(min(n, rewards.shape[1]) - 1):
@@ -61,9 +68,16 @@ def retrace_targets(
     Returns:
         ``[B, K]``.
     """
+    batch, length = rewards.shape
+    for name, tensor in (("next_q", next_q), ("log_rhos", log_rhos)):
+        if tensor.shape != (batch, length - 1):
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)} and must have {(batch, length - 1)}: one "
+                "value less than rewards, from the second state of the window on."
+            )
     traces = lambda_ * log_rhos.clamp(max=0.0).exp()
     targets = [td_targets(rewards[:, -1], discounts[:, -1], next_values[:, -1])]
-    for t in range(rewards.shape[1] - 2, -1, -1):
+    for t in range(length - 2, -1, -1):
         correction = traces[:, t] * (targets[-1] - next_q[:, t])
         targets.append(td_targets(rewards[:, t], discounts[:, t], next_values[:, t] + correction))
     return torch.stack(targets[::-1], dim=1)

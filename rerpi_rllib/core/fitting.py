@@ -69,6 +69,11 @@ def fit_policy(
     penalty, dual_loss = torch.zeros_like(policy_loss), torch.zeros_like(policy_loss)
     for name, kl in kls.items():
         alpha = torch.as_tensor(alphas[name], dtype=kl.dtype, device=kl.device)
+        if alpha.numel() > kl.numel():
+            raise ValueError(
+                f"The multiplier {name!r} has shape {tuple(alpha.shape)}, its KL {tuple(kl.shape)}: "
+                "one for each action dimension is for per_dimension=True."
+            )
         penalty = penalty + (alpha.detach() * kl).sum()
         dual_loss = dual_loss + (alpha * (epsilons[name] - kl.detach())).sum()
     return Fit(policy_loss, kls, penalty, dual_loss)
@@ -134,7 +139,7 @@ def decoupled_fit(
     fit = fit_policy(
         "decoupled",
         DiagonalGaussian(mean, stddev),
-        DiagonalGaussian(target_mean, target_stddev),
+        DiagonalGaussian(target_mean.detach(), target_stddev.detach()),
         actions,
         weights,
         {"mu": alpha_mu, "sigma": alpha_sigma},
@@ -161,7 +166,7 @@ def coupled_fit(
     fit = fit_policy(
         "coupled",
         DiagonalGaussian(mean, stddev),
-        DiagonalGaussian(target_mean, target_stddev),
+        DiagonalGaussian(target_mean.detach(), target_stddev.detach()),
         actions,
         weights,
         {"pi": alpha},

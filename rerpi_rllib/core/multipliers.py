@@ -12,10 +12,11 @@ class Multiplier(nn.Module):
     """A positive number (or one for each action dimension) that is updated by factors.
 
     A constraint's solution may lie anywhere between 0.01 and 1,000, so what is stored and stepped is
-    the logarithm: an Adam step of size ``lr`` changes the multiplier by the factor ``1 + lr``
-    wherever it is. The gradient is the one by the multiplier itself (exponentiated gradient). With
-    the chain rule's extra factor it would grow with the multiplier, faster than Adam's running
-    averages follow, and a multiplier that has to rise quickly would run away.
+    the logarithm: Adam's steps are factors of about ``1 + lr`` wherever the multiplier is, and up to
+    three times as far after updates that left it alone. The gradient is the one by the multiplier
+    itself (exponentiated gradient). With the chain rule's extra factor it would grow with the
+    multiplier, faster than Adam's running averages follow, and a multiplier that has to rise quickly
+    would run away.
     """
 
     def __init__(

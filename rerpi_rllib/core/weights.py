@@ -23,6 +23,10 @@ _SMALLEST_RELATIVE_TEMPERATURE = 1e-12
 _SMALLEST_TEMPERATURE = 1e-30
 
 
+def _floating(q_values: Tensor) -> torch.dtype:
+    return q_values.dtype if q_values.is_floating_point() else torch.get_default_dtype()
+
+
 def _below_maximum(q_values: Tensor) -> Tensor:
     return q_values - q_values.max(dim=0, keepdim=True).values
 
@@ -101,13 +105,17 @@ def solve_temperature(q_values: Tensor, epsilon: float, log_prior: Tensor | None
     actions of a state are equal (or N = 1), where every temperature gives uniform weights.
 
     Args:
-        q_values: ``[N, B]``.
+        q_values: ``[N, B]``, finite.
         epsilon: the KL to reach, averaged over states.
         log_prior: ``[N, B]`` if the actions are not samples.
 
     Returns:
         Positive scalar of the dtype and device of ``q_values``.
     """
+    if epsilon <= 0.0:
+        raise ValueError(f"epsilon={epsilon} is not allowed: it must be a number above 0.")
+    if q_values.numel() == 0:
+        raise ValueError(f"q_values has shape {tuple(q_values.shape)}: there is nothing to weight.")
     below = _below_maximum(q_values.double())
     prior = _log_prior(below, None if log_prior is None else log_prior.double())
     widest = float(-below.min())
@@ -133,7 +141,9 @@ def solve_temperature(q_values: Tensor, epsilon: float, log_prior: Tensor | None
             newton = log_temperature + error / slope if slope > 0.0 else math.inf
             log_temperature = newton if low < newton < high else 0.5 * (low + high)
         temperature = math.exp(log_temperature)
-    return q_values.new_tensor(temperature)
+    dtype = _floating(q_values)
+    temperature = max(temperature, torch.finfo(dtype).tiny)
+    return torch.tensor(temperature, dtype=dtype, device=q_values.device)
 
 
 def ranking_weights(q_values: Tensor, eta: float = 10.0) -> Tensor:
@@ -150,7 +160,8 @@ def ranking_weights(q_values: Tensor, eta: float = 10.0) -> Tensor:
         ``[N, B]``, positive, each column sums to one.
     """
     n = len(q_values)
-    ranks = torch.arange(1, n + 1, dtype=q_values.dtype, device=q_values.device)
+    # In double: the differences of sums below would cost float32 its digits.
+    ranks = torch.arange(1, n + 1, dtype=torch.float64, device=q_values.device)
     by_rank = torch.log((n + eta) / ranks)
     by_rank = by_rank / by_rank.sum()
     cumulative = torch.cat([by_rank.new_zeros(1), by_rank.cumsum(0)])
@@ -160,7 +171,7 @@ def ranking_weights(q_values: Tensor, eta: float = 10.0) -> Tensor:
     first = torch.searchsorted(in_order, descending, right=False)
     last = torch.searchsorted(in_order, descending, right=True)
     shared = (cumulative[last] - cumulative[first]) / (last - first)
-    return shared.T
+    return shared.T.to(_floating(q_values))
 
 
 def identity_weights(q_values: Tensor) -> Tensor:

@@ -58,12 +58,17 @@ def config_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def check_resumable(checkpoint: Path, config: RERPIConfig) -> None:
-    """Raise ``ValueError`` if the checkpoint is of other networks, or of the other API stack."""
+    """Raise ``ValueError`` if the checkpoint is of another task, networks or API stack."""
     is_old = (checkpoint / _POLICY).exists()
     if is_old != config.uses_old_api_stack:
         stack = "old" if is_old else "new"
         raise ValueError(f"{checkpoint} is of RLlib's {stack} API stack: a run cannot change it.")
-    before = model_settings(config_state(checkpoint))["networks"]
+    state = config_state(checkpoint)
+    if state["env"] != config.env:
+        raise ValueError(
+            f"{checkpoint} is of env={state['env']} and not {config.env}. A run cannot change it."
+        )
+    before = model_settings(state)["networks"]
     after = model_settings(vars(config))["networks"]
     for name, value in after.items():
         if value != before[name]:
