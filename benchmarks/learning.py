@@ -226,10 +226,13 @@ def _rllib_sac(directory: Path, env_id: str, seed: int, steps: int) -> None:
 def measure_speeds(results: Path) -> None:
     """Environment steps a second on cheetah-run, one thread, evaluations left out.
 
-    Runs are made beside one another and may be interrupted, so their own clocks tell little.
+    Runs are made beside one another and may be interrupted, so their own clocks tell little. Each
+    method is measured twice, in turn, and the faster one counts: other machines' work on the same
+    processor only slows down.
     """
     torch.set_num_threads(1)
-    speeds = {method: _speed(method) for method in METHODS}
+    rounds = [{method: _speed(method) for method in METHODS} for _ in range(2)]
+    speeds = {method: max(measured[method] for measured in rounds) for method in METHODS}
     results.mkdir(parents=True, exist_ok=True)
     (results / SPEEDS).write_text(json.dumps(speeds, indent=1) + "\n")
     for method, speed in speeds.items():
