@@ -185,6 +185,18 @@ def test_restored_buffer_samples_the_same(tmp_path, capacity, way):
         np.testing.assert_array_equal(expected[1], actual[1])
 
 
+def test_a_broken_state_changes_nothing(tmp_path):
+    buffer = _filled(100, 2)
+    before = buffer.get_state()
+    _filled(100, 2).save_to_path(tmp_path)
+    (tmp_path / "rewards.bin").write_bytes(b"cut")
+    with pytest.raises(ValueError):
+        buffer.restore_from_path(tmp_path)
+    with pytest.raises(KeyError):
+        buffer.set_state({key: value for key, value in before.items() if key != "stored"})
+    assert buffer.get_state()["stored"] == before["stored"] and len(buffer) == before["size"]
+
+
 @pytest.mark.parametrize("capacity,lanes", [(5000, 1), (5000, 4), (60, 2)])
 def test_restored_into_another_shape(tmp_path, capacity, lanes):
     buffer = _filled(300, 2)

@@ -313,18 +313,13 @@ class ReplayBuffer(Checkpointable):
         )
 
     def _restore(self, state: dict[str, Any], open_column: Callable[[str], Any]) -> None:
-        ReplayBuffer.__init__(self, **self._arguments)  # Nothing stays of what was stored before.
+        """Take over what a state and its columns hold; if they are broken, nothing has changed."""
         same_shape = state["lane_rows"] == self._lane_rows and len(state["head"]) == len(self._head)
-        if same_shape:
-            restored = self
-        else:  # The run goes on with another capacity or another number of environments.
-            restored = ReplayBuffer(
-                **{
-                    **self._arguments,
-                    "capacity": (state["lane_rows"] - 1) * len(state["head"]),
-                    "num_lanes": len(state["head"]),
-                }
-            )
+        shape = {
+            "capacity": (state["lane_rows"] - 1) * len(state["head"]),
+            "num_lanes": len(state["head"]),
+        }
+        restored = ReplayBuffer(**(self._arguments if same_shape else self._arguments | shape))
         for name, column in restored._columns.items():
             with open_column(name) as file:
                 for used in self._used(state["lane_rows"], state["filled"]):
@@ -333,10 +328,12 @@ class ReplayBuffer(Checkpointable):
                         part = np.frombuffer(file.read(rows.nbytes), column.dtype)
                         rows[:] = part.reshape(rows.shape)
         restored._set_counters(state)
-        if restored is not self:
-            for episode in restored._episodes():
-                self.add(**episode)
-            self._rng.bit_generator.state = state["rng"]
+        if not same_shape:  # The run goes on with another capacity or another number of environments.
+            other, restored = restored, ReplayBuffer(**self._arguments)
+            for episode in other._episodes():
+                restored.add(**episode)
+            restored._rng.bit_generator.state = state["rng"]
+        self.__dict__.update(restored.__dict__)
 
     def _episodes(self):
         """What is stored, as arguments of :meth:`add`, oldest first within each lane."""
