@@ -251,6 +251,7 @@ class RERPIConfig(AlgorithmConfig):
             epsilon=0.3,
             epsilon_mu=1e-2,
             epsilon_sigma=3e-5,
+            epsilon_pi=1e-2,
             epsilon_penalty=1e-3,
             target_update_period=100,
             policy_update_period=4,
