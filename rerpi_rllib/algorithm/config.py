@@ -224,7 +224,8 @@ class RERPIConfig(AlgorithmConfig):
         self.env_runner_cls: type | None = RERPIEnvRunner
         self.num_env_runners = 1
         self.rollout_fragment_length = 50
-        self.max_requests_in_flight_per_env_runner = 2
+        # Work enough for an EnvRunner until the main loop looks again.
+        self.max_requests_in_flight_per_env_runner = 4
         self.num_gpus_per_learner: Any = "auto"
         self.gpus_were_auto = False
         self.torch_ddp_kwargs: dict[str, Any] = {}
