@@ -79,6 +79,8 @@ def plan() -> list[tuple[str, str, int]]:
     runs += [("SB3-SAC", "pendulum", seed) for seed in (1, 2)]
     two = ("cartpole-swingup", "cheetah-run")
     runs += [(method, task, 0) for method in list(METHODS)[1:5] for task in two]
+    # Where TD(0) is unreliable.
+    runs += [("RERPI-Retrace", "walker-walk", 0)]
     return [*runs, ("RLlib-SAC", "cartpole-swingup", 0)]
 
 
@@ -380,10 +382,12 @@ def _figure(runs: Runs, path: Path) -> None:
             steps = steps[steps <= min(c["env_steps"].iloc[-1] for c in by_seed.values())]
             values = [np.interp(steps, c["env_steps"], c["greedy_return"]) for c in by_seed.values()]
             label = f"{method} ({len(values)})"
-            axis.plot(steps / 1_000, np.mean(values, axis=0), styles[method], label=label)
+            (line,) = axis.plot(steps / 1_000, np.mean(values, axis=0), styles[method], label=label)
             if len(values) > 1:
                 low, high = np.min(values, axis=0), np.max(values, axis=0)
-                axis.fill_between(steps / 1_000, low, high, color="0.8")
+                axis.fill_between(
+                    steps / 1_000, low, high, color=line.get_color(), alpha=0.15, linewidth=0
+                )
         axis.set(title=task, xlabel="thousand environment steps", ylabel="greedy return")
         if task == "pendulum":
             axis.set_ylim(-400.0, 0.0)
