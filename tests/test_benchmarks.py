@@ -78,5 +78,5 @@ def test_learning_table_reads_what_runs_wrote(benchmark, tmp_path, monkeypatch):
 def test_learning_plan_names_known_methods_and_tasks(benchmark):
     learning = benchmark("learning")
     runs = learning.plan()
-    assert len(runs) == len(set(runs)) == 15 + 5 + 2 + 8 + 1 + 1
+    assert len(runs) == len(set(runs)) == 15 + 5 + 3 + 8 + 1 + 1
     assert all(method in learning.METHODS and task in learning.TASKS for method, task, _ in runs)
