@@ -77,11 +77,11 @@ def plan() -> list[tuple[str, str, int]]:
     runs += [("SB3-SAC", task, 0) for task in TASKS]
     # A seed has ten starts of its own, and on Pendulum-v1 the return depends on them.
     runs += [("SB3-SAC", "pendulum", seed) for seed in (1, 2)]
-    # Where its first run was close to RERPI's.
+    # Added later: its first run was close to RERPI's.
     runs += [("SB3-SAC", "walker-walk", 1)]
     two = ("cartpole-swingup", "cheetah-run")
     runs += [(method, task, 0) for method in list(METHODS)[1:5] for task in two]
-    # Where TD(0) is unreliable.
+    # Added later: TD(0) is unreliable there.
     runs += [("RERPI-Retrace", "walker-walk", 0)]
     return [*runs, ("RLlib-SAC", "cartpole-swingup", 0)]
 
