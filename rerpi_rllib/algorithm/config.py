@@ -19,6 +19,7 @@ from rerpi_rllib import envs
 from rerpi_rllib.algorithm.env_runner import RERPIEnvRunner
 from rerpi_rllib.algorithm.learner import RERPITorchLearner
 from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
+from rerpi_rllib.core.constraints import Constraint
 from rerpi_rllib.core.losses import LossSettings
 from rerpi_rllib.core.policies import POLICIES
 
@@ -499,6 +500,11 @@ class RERPIConfig(AlgorithmConfig):
     @override(AlgorithmConfig)
     def _model_config_auto_includes(self) -> dict[str, Any]:
         return super()._model_config_auto_includes | model_settings(vars(self))
+
+    @property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """The KLs that these settings bound, for everything that shows them."""
+        return LossSettings(**model_settings(vars(self))["loss"]).constraints()
 
     @property
     def steps_per_row(self) -> int:

@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 
 from rerpi_rllib.core import evaluation, weights
+from rerpi_rllib.core.constraints import Constraint
 from rerpi_rllib.core.distributions import Distribution
 from rerpi_rllib.core.fitting import fit_policy
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.policies import POLICIES
+
+
+_LABELS = {"mu": "mean", "sigma": "covariance", "mixture": "mixture weights", "pi": "policy"}
 
 
 @dataclass(frozen=True)
@@ -55,16 +59,48 @@ class LossSettings:
         """The bound of the action penalty if there is one: discrete actions have no outside."""
         return None if self.policy == "categorical" else self.epsilon_penalty
 
+    def constraints(self, bounded_actions: bool = True) -> tuple[Constraint, ...]:
+        """The constraints of Steps 2 and 3, in the order in which they are shown.
+
+        Args:
+            bounded_actions: whether the action space has bounds; without them there is no penalty.
+        """
+        found = [
+            Constraint(
+                part,
+                _LABELS[part],
+                epsilon,
+                f"alpha_{part}",
+                per_dimension=self.per_dimension_kl and part in ("mu", "sigma"),
+                schedule="late",
+            )
+            for part, epsilon in self.epsilons.items()
+        ]
+        if self.fit == "value_gradient":
+            return tuple(found)
+        learned = self.temperature_solver == "adam"
+        if self.weighting == "exponential":
+            found.append(
+                Constraint(
+                    *("nonparametric", "weights", self.epsilon, "temperature"),
+                    learned=learned,
+                    minimum=1e-8,
+                )
+            )
+        if self.penalty is not None and bounded_actions:
+            found.append(
+                Constraint(
+                    *("penalty", "action penalty", self.penalty, "penalty_temperature"),
+                    learned=learned,
+                    minimum=1e-8,
+                )
+            )
+        return tuple(found)
+
     @property
     def multipliers(self) -> list[str]:
         """Names of the multipliers that these settings learn."""
-        found = [f"alpha_{part}" for part in self.epsilons]
-        if self.temperature_solver == "adam" and self.fit != "value_gradient":
-            if self.weighting == "exponential":
-                found.append("temperature")
-            if self.penalty is not None:
-                found.append("penalty_temperature")
-        return found
+        return [constraint.multiplier for constraint in self.constraints() if constraint.learned]
 
 
 # What :func:`ask_targets` adds to a batch.
