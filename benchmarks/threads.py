@@ -13,7 +13,6 @@ from collections.abc import Callable
 import common
 import torch
 import update
-
 from rerpi_rllib.algorithm.updates import (
     Updates,
     keep_freed_memory,
@@ -21,9 +20,10 @@ from rerpi_rllib.algorithm.updates import (
     preparation,
     steps_apart,
 )
+from rerpi_rllib.core.parallel import set_threads
+
 from rerpi_rllib.core.losses import LossSettings, rerpi_losses
 from rerpi_rllib.core.networks import ActorCritic
-from rerpi_rllib.core.parallel import set_threads
 
 ROUNDS = 5
 # Sizes as in update.py, and the policy's update period.

@@ -24,19 +24,19 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
-from torch import nn
-from torch.distributions import Independent, Normal, kl_divergence
-
-from rerpi_rllib import RERPIConfig
 from rerpi_rllib.algorithm.updates import (
     Updates,
     keep_freed_memory,
     make_optimizers,
     steps_apart,
 )
+from rerpi_rllib.core.parallel import set_threads
+from torch import nn
+from torch.distributions import Independent, Normal, kl_divergence
+
+from rerpi_rllib import RERPIConfig
 from rerpi_rllib.core.losses import LossSettings
 from rerpi_rllib.core.networks import ActorCritic
-from rerpi_rllib.core.parallel import set_threads
 
 # Observations, action dimensions, batch, policy layers, critic layers.
 SIZES = (

@@ -5,8 +5,9 @@ import numpy as np
 import torch
 
 from rerpi_rllib import core
-from rerpi_rllib.core.distributions import FullGaussian
+from rerpi_rllib.core.constraints import Constraint
 from rerpi_rllib.core.fitting import fit_policy
+from rerpi_rllib.core.policies.gaussian import FullGaussian
 
 
 def _quadratic(actions):
@@ -16,6 +17,7 @@ def _quadratic(actions):
 
 def _fit_by_gradient(target, actions, weights, alphas):
     """The core's own Step 3 on a linear policy (of the one state s = 1), run to its optimum."""
+    constraints = [(Constraint(part, part, 0.0, part), alpha) for part, alpha in alphas.items()]
     log_diagonal = target.cholesky.diagonal(dim1=-2, dim2=-1).log()
     parameters = [target.mean.clone(), target.cholesky.tril(-1), log_diagonal.clone()]
     mean, below, log_diagonal = (p.requires_grad_() for p in parameters)
@@ -29,9 +31,7 @@ def _fit_by_gradient(target, actions, weights, alphas):
 
     def closure():
         optimizer.zero_grad()
-        fit = fit_policy(
-            "decoupled", policy(), target, actions, weights, alphas, {"mu": 0.0, "sigma": 0.0}
-        )
+        fit = fit_policy("decoupled", policy(), target, actions, weights, constraints)
         loss = fit.policy_loss + fit.penalty
         loss.backward()
         return loss

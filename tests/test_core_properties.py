@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rerpi_rllib import core
 from rerpi_rllib.core import weights as w
-from rerpi_rllib.core.distributions import gaussian_kl_mean, gaussian_kl_stddev
+from rerpi_rllib.core.policies.gaussian import gaussian_kl_mean, gaussian_kl_stddev
 
 DTYPES = [torch.float32, torch.float64]
 

@@ -1,44 +1,48 @@
 """Networks and the loss: shapes, sharing, and which gradients go where."""
 
-from dataclasses import fields
-
 import pytest
 import torch
 from conftest import METRICS
 
 from rerpi_rllib import RERPIConfig, core
-from rerpi_rllib.algorithm.updates import Updates, make_optimizers, steps_apart
 from rerpi_rllib.core.critics import CategoricalHead, QuantileHead
 from rerpi_rllib.core.layers import ELU, Tanh
 from rerpi_rllib.core.losses import (
-    LossSettings,
     _td0_targets,
     _window_targets,
-    ask_targets,
+    ask_target_networks,
     critic_targets,
-    rerpi_loss,
     rerpi_losses,
 )
 from rerpi_rllib.core.multipliers import Multiplier
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.plan import Plan
 from rerpi_rllib.core.policies import POLICIES
+from rerpi_rllib.core.settings import LearningSettings
+from rerpi_rllib.core.updates import make_optimizers, run_updates
 
 
-def _nets(policy=None, critic=None, **kwargs):
+def _nets(policy=None, critic=None, settings=None, clip_actions=True):
     torch.manual_seed(0)
-    defaults = {"clip_actions": True, "multipliers": ["alpha_mu", "alpha_sigma"]}
     return ActorCritic(
         5,
         3,
         policy={"layers": (32, 16), "initial_stddev": 0.4, **(policy or {})},
         critic={"layers": (32, 16), **(critic or {})},
-        **{**defaults, **kwargs},
+        clip_actions=clip_actions,
+        constraints=(settings or _settings()).constraints(bounded_actions=clip_actions),
     )
 
 
 def _settings(**kwargs):
-    defaults = {field.name: getattr(RERPIConfig(), field.name) for field in fields(LossSettings)}
-    return LossSettings(**{**defaults, "num_bootstrap_samples": 2, **kwargs})
+    defaults = {**vars(RERPIConfig()), "num_bootstrap_samples": 2}
+    return LearningSettings.from_mapping({**defaults, **kwargs})
+
+
+def rerpi_loss(nets, batch, settings):
+    """The sum of all losses, whose gradient is that of each, and the metrics."""
+    losses, metrics = rerpi_losses(nets, batch, settings)
+    return torch.stack(list(losses.values())).sum(), metrics
 
 
 def _batch(size=16):
@@ -56,9 +60,9 @@ def _batch(size=16):
 def test_papers_layers():
     nets = _nets(policy={"layers": (200, 200, 200)}, critic={"layers": (500, 500, 500)})
     network = nets.critic.networks[0]
-    for body in (network.body, nets.policy.body):
+    for body in ([network.first_state, *network.body], nets.policy.body):
         kinds = [type(layer).__name__ for layer in body]
-        assert kinds == ["LayerNorm", "Tanh", "Linear", "ELU", "Linear", "ELU"]
+        assert kinds == ["Linear", "LayerNorm", "Tanh", "Linear", "ELU", "Linear", "ELU"]
     assert network.first_state.weight.shape == (500, 5)
     assert network.first_action.weight.shape == (500, 3)
 
@@ -121,7 +125,7 @@ def test_metrics_by_name_and_weights_kl_at_its_bound():
 
 
 def _check_gradients(settings, batch):
-    nets = _nets(per_dimension_kl=settings.per_dimension_kl, multipliers=settings.multipliers)
+    nets = _nets(settings=settings)
     loss, metrics = rerpi_loss(nets, batch, settings)
     loss.backward()
     assert bool(torch.isfinite(loss))
@@ -153,7 +157,8 @@ def test_actions_without_bounds_have_no_penalty():
     losses = {}
     for clip_actions in (True, False):
         for penalty in (None, 1e-3):
-            nets, settings = _nets(clip_actions=clip_actions), _settings(epsilon_penalty=penalty)
+            settings = _settings(epsilon_penalty=penalty)
+            nets = _nets(settings=settings, clip_actions=clip_actions)
             torch.manual_seed(2)
             losses[clip_actions, penalty] = rerpi_losses(nets, _batch(), settings)[0]["policy"]
     assert losses[True, None] != losses[True, 1e-3]
@@ -270,7 +275,8 @@ def test_an_idle_multiplier_stops_at_its_floor_and_comes_back():
 
 def test_updates_of_the_critic_alone():
     nets = _nets()
-    loss, metrics = rerpi_loss(nets, _batch(), _settings(), improve_policy=False)
+    batch = {**_batch(), "plan": Plan(improve_policy=False)}
+    loss, metrics = rerpi_loss(nets, batch, _settings())
     loss.backward()
     assert set(metrics) == {"critic_loss"}
     moved = {name for name, p in nets.named_parameters() if p.grad is not None}
@@ -279,15 +285,14 @@ def test_updates_of_the_critic_alone():
 
 def test_the_fit_holds_its_bounds():
     """The KLs at the target copies, with everything as in a run."""
-    nets, settings = _nets(), _settings(epsilon_mu=1e-2, epsilon_sigma=1e-3)
+    settings = _settings(epsilon_mu=1e-2, epsilon_sigma=1e-3, target_update_period=100)
+    nets, logged = _nets(settings=settings), []
     optimizers = make_optimizers(nets, lr=1e-3, dual_lr=3e-2)
-    updates = Updates(target_update_period=100, policy_update_period=1)
-    steps, logged = steps_apart(nets, settings, optimizers), []
     for _ in range(16):
         columns = {
             key: value.repeat(100, *[1] * (value.dim() - 1)) for key, value in _batch(64).items()
         }
-        means = updates.run(nets, columns, 64, **steps)
+        means = run_updates(nets, settings, columns, 64, optimizers=optimizers)
         logged.append([means["kl_mu_at_target_update"], means["kl_sigma_at_target_update"]])
     kl_mu, kl_sigma = torch.tensor(logged[4:]).mean(0).tolist()
     assert 0.75 * 1e-2 < kl_mu < 1.25 * 1e-2
@@ -303,8 +308,7 @@ def _family(policy="gaussian", critic="scalar", num_critics=1, **settings):
         policy={"kind": policy, "num_components": 2},
         critic={"kind": critic, "num_critics": num_critics, "num_atoms": 11},
         clip_actions=policy != "categorical",
-        per_dimension_kl=settings.per_dimension_kl,
-        multipliers=settings.multipliers,
+        settings=settings,
     )
     return nets, settings
 
@@ -332,8 +336,8 @@ def test_every_policy_with_every_critic(policy, critic, num_critics, method):
     for name, parameter in nets.named_parameters():
         assert (parameter.grad is None) == name.startswith("target_"), name
     for part in POLICIES[policy].PARTS:
-        assert float(metrics[f"kl_{part}"]) == pytest.approx(0.0, abs=1e-6)
-        assert f"alpha_{part}" in metrics
+        assert float(metrics[f"kl_{part.name}"]) == pytest.approx(0.0, abs=1e-6)
+        assert f"alpha_{part.name}" in metrics
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -358,7 +362,7 @@ def test_losses_are_the_same_when_the_targets_are_asked_first(policy, more):
     torch.manual_seed(1)
     losses, metrics = rerpi_losses(nets, batch, settings)
     torch.manual_seed(1)
-    (asked,) = ask_targets(nets, [batch], [True], settings)
+    (asked,) = ask_target_networks(nets, [batch], settings)
     with torch.no_grad():  # From here on they have no say.
         for parameter in (*nets.target_policy.parameters(), *nets.target_critic.parameters()):
             parameter.fill_(torch.nan)
@@ -370,7 +374,8 @@ def test_losses_are_the_same_when_the_targets_are_asked_first(policy, more):
 def test_targets_asked_for_several_updates_at_once():
     nets, settings = _nets(), _settings()
     batches = [{key: column + i for key, column in _batch(64).items()} for i in range(3)]
-    asked = ask_targets(nets, batches, [True, False, True], settings)
+    plans = [{"plan": Plan(improve_policy=improves)} for improves in (True, False, True)]
+    asked = ask_target_networks(nets, [b | plan for b, plan in zip(batches, plans)], settings)
     assert ["candidates" in batch for batch in asked] == [True, False, True]
     for batch, given in zip(asked, batches):
         assert torch.equal(batch["obs"], given["obs"]) and batch["targets"].shape == (64,)
@@ -382,7 +387,7 @@ def test_targets_asked_for_several_updates_at_once():
             asked[i]["candidates"].target.mean, nets.target_policy(batches[i]["obs"]).mean
         )
         q_values = nets.target_critic(batches[i]["obs"], asked[i]["candidates"].actions)
-        torch.testing.assert_close(asked[i]["candidates"].q_values, q_values)
+        torch.testing.assert_close(asked[i]["candidates"].values["nonparametric"], q_values)
     # One temperature: the bound holds for all states together.
     kls = [float(rerpi_losses(nets, asked[i], settings)[1]["kl_nonparametric"]) for i in (0, 2)]
     assert sum(kls) / 2 == pytest.approx(settings.epsilon, rel=1e-4)
@@ -536,6 +541,6 @@ def test_value_gradient_moves_the_policy_along_the_critic_and_leaves_that_alone(
     gradients = [p.grad.clone() for p in nets.critic.parameters()]
     torch.manual_seed(5)
     nets.zero_grad()
-    rerpi_loss(nets, batch, settings, improve_policy=False)[0].backward()
+    rerpi_loss(nets, {**batch, "plan": Plan(improve_policy=False)}, settings)[0].backward()
     for a, b in zip(gradients, nets.critic.parameters()):
         torch.testing.assert_close(a, b.grad)

@@ -18,6 +18,10 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 MODULE = "default_policy"
 
 
+def nets_of(learner):
+    return learner.module[MODULE].nets
+
+
 def old(config):
     return config.api_stack(
         enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
@@ -102,7 +106,7 @@ def test_both_stacks_have_the_same_losses_kls_and_gradients(build, settings):
 def test_both_stacks_are_the_same_after_many_updates(build):
     """Over several target copies, with policy steps and moves of the multipliers now and then."""
     learner, policy, _ = _both(build, policy_update_period=2, target_update_period=10)
-    learner._updates.count = policy._updates.count
+    assert torch.equal(nets_of(learner).num_updates, policy.model.nets.num_updates)
     for group in policy._optimizers:
         group.state.clear()
     for optimizer in learner._named_optimizers.values():
@@ -207,7 +211,7 @@ def test_checkpoints_weights_and_export(build, tmp_path):
     expected, _, _ = policy.compute_single_action(observation, explore=False)
 
     loaded = Policy.from_checkpoint(str(tmp_path / "algo" / "policies" / MODULE))
-    assert loaded._updates.count == policy._updates.count == 100
+    assert int(loaded.model.nets.num_updates) == int(policy.model.nets.num_updates) == 100
     np.testing.assert_array_equal(
         loaded.compute_single_action(observation, explore=False)[0], expected
     )

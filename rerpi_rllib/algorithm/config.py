@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -18,10 +18,11 @@ from ray.rllib.utils.annotations import override
 from rerpi_rllib import envs
 from rerpi_rllib.algorithm.env_runner import RERPIEnvRunner
 from rerpi_rllib.algorithm.learner import RERPITorchLearner
+from rerpi_rllib.algorithm.networks import model_settings
 from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
 from rerpi_rllib.core.constraints import Constraint
-from rerpi_rllib.core.losses import LossSettings
 from rerpi_rllib.core.policies import POLICIES
+from rerpi_rllib.core.settings import LearningSettings
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ _CHECKS = {
         ),
     ),
     "per_dimension_kl": _BOOLEAN,
+    "multiplier_schedule": _one_of("late", "always"),
     "temperature_solver": _one_of("exact", "adam"),
     "policy_evaluation": _one_of("td0", "nstep", "retrace"),
     "n_step": _COUNT,
@@ -126,6 +128,10 @@ _CHECKS = {
     "num_steps_sampled_before_learning_starts": _COUNT,
     "policy_layers": _LAYERS,
     "critic_layers": _LAYERS,
+    "covariance_layers": _Check(
+        f"{_LAYERS.allowed}, or None to share the policy's",
+        lambda v: v is None or _LAYERS.holds(v),
+    ),
     "initial_stddev": _POSITIVE,
     "train_batch_size_per_learner": _COUNT,
     "num_env_runners": _NATURAL,
@@ -197,6 +203,7 @@ class RERPIConfig(AlgorithmConfig):
         self.epsilon_penalty: float | None = None
         self.epsilon_mixture = 1e-4
         self.per_dimension_kl = False
+        self.multiplier_schedule = "late"
         self.entropy_weight = 0.0
         # The policy's distribution, and the critic's output.
         self.policy = "gaussian"
@@ -211,6 +218,7 @@ class RERPIConfig(AlgorithmConfig):
         # Networks and optimizers.
         self.policy_layers: Sequence[int] = (200, 200, 200)
         self.critic_layers: Sequence[int] = (500, 500, 500)
+        self.covariance_layers: Sequence[int] | None = (64, 64)
         self.initial_stddev = 0.5
         self.lr = 3e-4
         self.dual_lr = 1e-2
@@ -275,6 +283,7 @@ class RERPIConfig(AlgorithmConfig):
         ranking_eta: float = NotProvided,
         fit: str = NotProvided,
         per_dimension_kl: bool = NotProvided,
+        multiplier_schedule: str = NotProvided,
         entropy_weight: float = NotProvided,
         policy: str = NotProvided,
         num_mixture_components: int = NotProvided,
@@ -301,6 +310,7 @@ class RERPIConfig(AlgorithmConfig):
         num_steps_sampled_before_learning_starts: int = NotProvided,
         policy_layers: Sequence[int] = NotProvided,
         critic_layers: Sequence[int] = NotProvided,
+        covariance_layers: Sequence[int] | None = NotProvided,
         initial_stddev: float = NotProvided,
         **kwargs: Any,
     ) -> RERPIConfig:
@@ -322,6 +332,9 @@ class RERPIConfig(AlgorithmConfig):
                 or "value_gradient", which instead of weighting actions follows the critic's gradient
                 (SVG(0), DDPG).
             per_dimension_kl: apply ``epsilon_mu`` and ``epsilon_sigma`` to each action dimension.
+            multiplier_schedule: when the multipliers learn: "late", in the last quarter of each
+                ``target_update_period``, when the KLs have grown to what they will be at the copy,
+                or "always", in every update, as in the paper.
             entropy_weight: weight of the policy's entropy with ``fit="value_gradient"``.
             policy: the distribution: "gaussian" (diagonal covariance), "full_gaussian", "mixture" (of
                 diagonal Gaussians), "categorical" (discrete actions) or "deterministic" (a mean with
@@ -351,13 +364,16 @@ class RERPIConfig(AlgorithmConfig):
             target_update_period: learner updates between two copies to the target networks.
             policy_update_period: do Steps 2 and 3 in every so many-th update only; the critic learns
                 in each. They cost several times as much as the critic's step.
-            dual_lr: learning rate of the multipliers' logarithms; they learn in the last quarter of
-                each ``target_update_period``.
+            dual_lr: learning rate of the multipliers' logarithms.
             replay_capacity: steps kept.
             updates_per_env_step: ratio of learning to acting; None lets both run free.
             num_steps_sampled_before_learning_starts: steps gathered before the first update.
             policy_layers: sizes of the policy's hidden layers.
             critic_layers: sizes of the critic's hidden layers.
+            covariance_layers: sizes of the hidden layers of the network that computes the covariance,
+                and of the one for a mixture's weights. None computes all parts of the policy from
+                its one stack of hidden layers, as the paper does; then a step of the mean moves the
+                covariance, too.
             initial_stddev: the policy's standard deviation before training, where actions are
                 normalised to [-1, 1]; of a "deterministic" policy for ever.
             **kwargs: RLlib's own, such as ``lr``, ``gamma`` and ``train_batch_size_per_learner``.
@@ -504,7 +520,7 @@ class RERPIConfig(AlgorithmConfig):
     @property
     def constraints(self) -> tuple[Constraint, ...]:
         """The KLs that these settings bound, for everything that shows them."""
-        return LossSettings(**model_settings(vars(self))["loss"]).constraints()
+        return LearningSettings.from_mapping(vars(self)).constraints()
 
     @property
     def steps_per_row(self) -> int:
@@ -523,35 +539,6 @@ class RERPIConfig(AlgorithmConfig):
 def steps_per_row(config: Mapping[str, Any]) -> int:
     """Steps in a row of a batch: one transition for TD(0), otherwise a window."""
     return 1 if config["policy_evaluation"] == "td0" else config["sequence_length"]
-
-
-def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of :class:`ActorCritic` and of :class:`LossSettings` from all settings."""
-    loss = {field.name: config[field.name] for field in fields(LossSettings)}
-    return {
-        "networks": {
-            "policy": {
-                "kind": config["policy"],
-                "layers": tuple(config["policy_layers"]),
-                "initial_stddev": config["initial_stddev"],
-                "min_stddev": config["min_stddev"],
-                "tanh_mean": config["tanh_mean"],
-                "tanh_observations": config["tanh_observations"],
-                "num_components": config["num_mixture_components"],
-            },
-            "critic": {
-                "kind": config["critic"],
-                "layers": tuple(config["critic_layers"]),
-                "num_critics": config["num_critics"],
-                "num_atoms": config["num_atoms"],
-                "value_range": tuple(config["value_range"]),
-                "tanh_observations": config["tanh_observations"],
-            },
-            "per_dimension_kl": config["per_dimension_kl"],
-            "multipliers": LossSettings(**loss).multipliers,
-        },
-        "loss": loss,
-    }
 
 
 def _gpus_for_learner(num_learners: int) -> int:

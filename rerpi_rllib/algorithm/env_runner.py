@@ -23,7 +23,8 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
 
-from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule, choose
+from rerpi_rllib.algorithm.networks import act
+from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +175,7 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
         """One step of each environment; the episodes that ended with it."""
         observations = np.stack([piece.observations[-1] for piece in self._pieces])
         inputs = torch.from_numpy(observations).to(self._device)
-        actions = choose(self.module.nets, inputs, explore)[0].cpu().numpy()
+        actions = act(self.module.nets, inputs, explore)[0].cpu().numpy()
         ended = []
         for index, (env, action) in enumerate(zip(self._envs, self._to_env_units(actions))):
             piece = self._pieces[index]

@@ -1,8 +1,7 @@
-"""The new API stack's learner: several updates a call."""
+"""The new API stack's learner, which makes several updates a call."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -12,83 +11,68 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.annotations import override
 
+from rerpi_rllib.algorithm.process import set_up_learning
 from rerpi_rllib.algorithm.rl_module import METRICS, TOTAL_LOSS, RERPITorchRLModule
-from rerpi_rllib.algorithm.updates import (
-    Updates,
-    keep_freed_memory,
-    make_optimizers,
-    preparation,
-    steps_apart,
-)
-from rerpi_rllib.core.parallel import set_threads
-
-NUM_UPDATES = "num_updates"
-
-
-def learner_threads(config: AlgorithmConfig) -> int:
-    """As many threads as RLlib reserves CPUs for the learner.
-
-    EnvRunners that are held to a ratio of updates to steps mostly wait for the learner, so a learner
-    in the main process takes their CPUs too, as far as this machine has them.
-    """
-    cpus = config.num_cpus_per_learner if config.num_cpus_per_learner != "auto" else 1
-    if config.num_learners == 0:
-        cpus = max(cpus, config.num_cpus_for_main_process)
-        if config.updates_per_env_step is not None:
-            cpus += config.num_env_runners * config.num_cpus_per_env_runner
-    return max(1, min(int(cpus), _cpus_here()))
-
-
-def _cpus_here() -> int:
-    """CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+from rerpi_rllib.core.losses import Batch, Metrics
+from rerpi_rllib.core.threads import one_torch_thread_each
+from rerpi_rllib.core.updates import make_optimizers, run_updates
 
 
 class RERPITorchLearner(TorchLearner):
-    """Critic, policy and multipliers, each with an Adam of its own."""
+    """Critic, policy and multipliers, each with an Adam of its own.
+
+    It takes the steps itself. Where the user changed something in RLlib's own steps (several
+    learners, gradient clipping, a learner or module of their own), it leaves them to RLlib.
+    """
 
     @override(TorchLearner)
     def build(self) -> None:
-        self._threads = learner_threads(self.config)
-        set_threads(self._threads)
-        keep_freed_memory()
-        self._updates = Updates(self.config.target_update_period, self.config.policy_update_period)
+        self._threads = set_up_learning(self.config)
+        self._policy_thread = one_torch_thread_each(1)
         super().build()
 
     @property
     def _is_of_this_package(self) -> bool:
-        """Whether learner and module are as they are here: a user's may do something else."""
+        """Whether neither learner nor module is the user's own, which may do something else."""
         module = self.module[DEFAULT_MODULE_ID].unwrapped()
         return type(self) is RERPITorchLearner and type(module) is RERPITorchRLModule
 
-    @property
-    def _takes_policy_steps_beside(self) -> bool:
-        """Whether critic and policy learn at the same time, in two threads, without RLlib's steps.
-
-        Not in synchronous runs, and not where the user changed something in those steps.
-        """
-        config = self.config.get_config_for_module(DEFAULT_MODULE_ID)
-        return (
+    def _how_to_step(self, config: AlgorithmConfig) -> dict[str, Any]:
+        """Return the arguments of :func:`run_updates` that say who takes the steps."""
+        if (
+            not self._is_of_this_package
+            or config.num_learners > 1
+            or config.grad_clip is not None
+            or not config.torch_skip_nan_gradients
+            or config.log_gradients
+            or config.torch_compile_learner
+            or config._torch_grad_scaler_class is not None
+            or config._torch_lr_scheduler_classes is not None
+        ):
+            return {"step": self._rllib_step, "ask_ahead": self._is_of_this_package}
+        # Synchronous runs take the steps in turn, to be repeatable.
+        side_by_side = (
             self._threads > 1
-            and self._is_of_this_package
             and config.num_env_runners > 0
-            and config.num_learners <= 1
             and self._device.type == "cpu"
             and config.fit != "value_gradient"
-            and config.grad_clip is None
-            and config.torch_skip_nan_gradients
-            and not config.log_gradients
-            and not config.torch_compile_learner
-            and config._torch_grad_scaler_class is None
-            and config._torch_lr_scheduler_classes is None
         )
+        return {
+            "optimizers": dict(self.get_optimizers_for_module(DEFAULT_MODULE_ID)),
+            "policy_thread": self._policy_thread if side_by_side else None,
+        }
+
+    def _rllib_step(self, minibatch: Batch) -> Metrics:
+        outputs, _, _ = self._update({DEFAULT_MODULE_ID: minibatch})
+        metrics: Metrics = outputs[DEFAULT_MODULE_ID][METRICS]
+        return metrics
 
     @override(TorchLearner)
-    def configure_optimizers_for_module(self, module_id: str, config=None) -> None:
-        nets = self.module[module_id].unwrapped().nets
-        for name, optimizer in make_optimizers(nets).items():
+    def configure_optimizers_for_module(
+        self, module_id: str, config: AlgorithmConfig | None = None
+    ) -> None:
+        module, config = self.module[module_id].unwrapped(), config or self.config
+        for name, optimizer in make_optimizers(module.nets, others=module).items():
             self.register_optimizer(
                 module_id=module_id,
                 optimizer_name=name,
@@ -98,8 +82,11 @@ class RERPITorchLearner(TorchLearner):
             )
 
     @override(TorchLearner)
-    def compute_loss_for_module(self, *, module_id, config, batch, fwd_out) -> torch.Tensor:
-        return fwd_out[TOTAL_LOSS]
+    def compute_loss_for_module(
+        self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
+    ) -> torch.Tensor:
+        loss: torch.Tensor = fwd_out[TOTAL_LOSS]
+        return loss
 
     @override(TorchLearner)
     def update(
@@ -110,7 +97,7 @@ class RERPITorchLearner(TorchLearner):
         minibatch_size: int,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """One update for every ``minibatch_size`` rows of the batch, in order.
+        """Make one update for every ``minibatch_size`` rows of the batch, in order.
 
         What RLlib does around an update (metrics, schedules, iterators) is done once for all of
         them: at 256 rows it would otherwise cost a good part of the update itself.
@@ -122,31 +109,15 @@ class RERPITorchLearner(TorchLearner):
         batch = self._make_batch_if_necessary(training_data=training_data)
         self._weights_seq_no += 1
         module = self.module[DEFAULT_MODULE_ID].unwrapped()
-
-        def update(minibatch, improve_policy: bool, move_multipliers: bool):
-            module.improve_policy, module.move_multipliers = improve_policy, move_multipliers
-            fwd_out, _, _ = self._update({DEFAULT_MODULE_ID: minibatch})
-            return fwd_out[DEFAULT_MODULE_ID][METRICS]
-
-        steps: dict[str, Any] = {"update": update}
-        if self._is_of_this_package:
-            steps["prepare"] = preparation(module.nets, module.settings)
-        if self._takes_policy_steps_beside:
-            optimizers = dict(self.get_optimizers_for_module(DEFAULT_MODULE_ID))
-            steps = steps_apart(module.nets, module.settings, optimizers)
-        columns = batch.policy_batches[DEFAULT_MODULE_ID]
-        means = self._updates.run(module.nets, columns, minibatch_size, **steps)
+        means = run_updates(
+            module.nets,
+            module.settings,
+            batch.policy_batches[DEFAULT_MODULE_ID],
+            minibatch_size,
+            **self._how_to_step(self.config.get_config_for_module(DEFAULT_MODULE_ID)),
+        )
         for name, mean in means.items():
             self.metrics.log_value((DEFAULT_MODULE_ID, name), mean, reduce="mean")
         self._log_steps_trained_metrics(batch)
         self.after_gradient_based_update(timesteps=timesteps or {})
-        return self.metrics.reduce()
-
-    @override(TorchLearner)
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return {**super().get_state(*args, **kwargs), NUM_UPDATES: self._updates.count}
-
-    @override(TorchLearner)
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        self._updates.count = state.get(NUM_UPDATES, self._updates.count)
+        return dict(self.metrics.reduce())

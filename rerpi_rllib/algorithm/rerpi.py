@@ -35,10 +35,10 @@ from ray.rllib.utils.metrics.learner_info import LEARNER_STATS_KEY
 from ray.tune.result import STDERR_FILE, STDOUT_FILE, TRIAL_INFO
 
 from rerpi_rllib.algorithm.config import RERPIConfig
-from rerpi_rllib.algorithm.learner import learner_threads
+from rerpi_rllib.algorithm.process import set_up_learning
 from rerpi_rllib.algorithm.rate_limiter import RateLimiter
 from rerpi_rllib.algorithm.replay import ReplayBuffer
-from rerpi_rllib.core.parallel import one_torch_thread_each, set_threads
+from rerpi_rllib.core.threads import one_torch_thread_each
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class RERPI(Algorithm):
         self._failures_in_a_row = 0
         self._old_stack_results: dict[str, Any] = {}
         if self.config.uses_old_api_stack:
-            set_threads(learner_threads(self.config))
+            set_up_learning(self.config)
         # The learner works in a thread of its own, so that meanwhile the samples keep coming in.
         self._learner_thread = one_torch_thread_each(1)
         if self.config.num_gpus_per_learner == 0:

@@ -4,78 +4,91 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
+from ray.rllib.core.distribution.distribution import Distribution as RLlibDistribution
 from ray.rllib.core.rl_module.apis import InferenceOnlyAPI
 from ray.rllib.core.rl_module.torch import TorchRLModule
+from torch import Tensor
 
-from rerpi_rllib.core.distributions import Distribution
-from rerpi_rllib.core.losses import LossSettings, rerpi_loss
-from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.algorithm.networks import act, build_networks
+from rerpi_rllib.core.losses import rerpi_losses
+from rerpi_rllib.core.policies import Distribution, Policy
+from rerpi_rllib.core.settings import LearningSettings
 
 TOTAL_LOSS = "total_loss"
 METRICS = "metrics"
 
 
-def build_networks(
-    observation_space: gym.Space,
-    action_space: gym.Space,
-    model_config: dict[str, Any],
-    inference_only: bool = False,
-) -> ActorCritic:
-    """The networks for these spaces, which are checked first."""
-    check_spaces(observation_space, action_space, model_config["loss"]["policy"])
-    bounded = isinstance(action_space, gym.spaces.Box) and action_space.is_bounded()
-    return ActorCritic(
-        gym.spaces.flatdim(observation_space),
-        gym.spaces.flatdim(action_space),
-        **model_config["networks"],
-        clip_actions=bool(bounded),
-        inference_only=inference_only,
-    )
+class ActionDistribution(RLlibDistribution):
+    """A policy's distribution with RLlib's methods, for scripts that sample actions themselves.
 
-
-def choose(
-    nets: ActorCritic, observations: torch.Tensor, explore: bool
-) -> tuple[torch.Tensor, Distribution, torch.Tensor]:
-    """Actions as the environment has them (before scaling and clipping); the policy, and the same
-    actions as it has them.
+    :meth:`of` makes the class of one policy, which is what a module hands out.
     """
-    policy = nets.policy(observations)
-    actions = policy.sample(1)[0] if explore else policy.mode
-    return nets.policy.decode_actions(actions), policy, actions
 
+    policy: Policy
 
-def act(
-    nets: ActorCritic, observations: torch.Tensor, explore: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Actions as the environment has them, and their log-densities."""
-    decoded, policy, actions = choose(nets, observations, explore)
-    return decoded, policy.log_prob(actions)
+    @classmethod
+    def of(cls, policy: Policy) -> type[ActionDistribution]:
+        return type(cls.__name__, (cls,), {"policy": policy})
+
+    def __init__(self, distribution: Distribution, greedy: bool = False) -> None:
+        self.distribution, self.greedy = distribution, greedy
+
+    @classmethod
+    def from_logits(cls, logits: Tensor, **kwargs: Any) -> ActionDistribution:
+        policy = cls.policy
+        return cls(policy.DISTRIBUTION.from_inputs(logits, policy.action_size))
+
+    @classmethod
+    def required_input_dim(cls, space: Any, **kwargs: Any) -> int:
+        observation = next(cls.policy.parameters()).new_zeros(1, cls.policy.body[0].in_features)
+        return int(cls.policy(observation).to_inputs().shape[-1])
+
+    def to_deterministic(self) -> ActionDistribution:
+        return type(self)(self.distribution, greedy=True)
+
+    def sample(self, *, sample_shape: Any = None, **kwargs: Any) -> Tensor:
+        if self.greedy:
+            actions = self.distribution.mode
+            actions = actions.expand(*(sample_shape or ()), *actions.shape)
+        else:
+            count = int(torch.Size(sample_shape or ()).numel())
+            actions = self.distribution.sample(count)
+            actions = actions.view(*(sample_shape or ()), *actions.shape[1:])
+        return self.policy.decode_actions(actions)
+
+    rsample = sample
+
+    def logp(self, value: Tensor, **kwargs: Any) -> Tensor:
+        if self.policy.is_discrete:
+            value = self.policy.encode_actions(value.unsqueeze(-1))
+        return self.distribution.log_prob(value.to(self.distribution.mode.dtype))
+
+    def entropy(self, **kwargs: Any) -> Tensor:
+        return self.distribution.entropy()
+
+    def kl(self, other: RLlibDistribution, **kwargs: Any) -> Tensor:
+        return other.distribution.kl(self.distribution)
 
 
 class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
     """Online and target policy and critic and the Lagrange multipliers in one module.
 
-    ``model_config`` holds ``networks`` (arguments of :class:`ActorCritic`) and ``loss`` (arguments of
-    :class:`LossSettings`). Being parameters of the module, the multipliers are checkpointed with it
-    and averaged over several learners.
+    ``model_config`` is made by :func:`~rerpi_rllib.algorithm.networks.model_settings`. Being parameters
+    of the module, the multipliers are checkpointed with it and averaged over several learners.
     """
 
     def setup(self) -> None:
-        self.settings = LossSettings(**self.model_config["loss"])
-        # Set by the learner before each update.
-        self.improve_policy = self.move_multipliers = True
+        self.settings = LearningSettings(**self.model_config["learning"])
         self.nets = build_networks(
             self.observation_space, self.action_space, self.model_config, self.inference_only
         )
+        self.action_dist_cls = ActionDistribution.of(self.nets.policy)
 
     def get_non_inference_attributes(self) -> list[str]:
-        return ["nets.critic", "nets.target_policy", "nets.target_critic", "nets.multipliers"]
-
-    # Actions are drawn here, since not every distribution of ours is one that RLlib knows.
+        parts = ("critic", "target_policy", "target_critic", "multipliers", "num_updates")
+        return [f"nets.{part}" for part in parts]
 
     def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return self._act(batch, explore=False)
@@ -84,40 +97,15 @@ class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
         return self._act(batch, explore=True)
 
     def _act(self, batch: dict[str, Any], explore: bool) -> dict[str, Any]:
-        actions, log_probs = act(self.nets, batch[Columns.OBS], explore)
-        return {Columns.ACTIONS: actions, Columns.ACTION_LOGP: log_probs}
+        decoded, actions, policy = act(self.nets, batch[Columns.OBS], explore)
+        return {
+            Columns.ACTIONS: decoded,
+            Columns.ACTION_LOGP: policy.log_prob(actions),
+            Columns.ACTION_DIST_INPUTS: policy.to_inputs(),
+        }
 
     def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         # The loss is computed here, inside the forward pass, because that is what data-parallel
         # learners synchronise gradients for.
-        loss, metrics = rerpi_loss(
-            self.nets, batch, self.settings, self.improve_policy, self.move_multipliers
-        )
-        return {TOTAL_LOSS: loss, METRICS: metrics}
-
-
-def check_spaces(observation_space: gym.Space, action_space: gym.Space, policy: str) -> None:
-    """Raise ``ValueError`` unless observations are vectors and actions suit the kind of policy."""
-    _check_vector("observation", observation_space, "vector observations are needed")
-    if policy != "categorical":
-        hint = f"policy={policy!r} needs continuous actions"
-        if isinstance(action_space, gym.spaces.Discrete):
-            hint = f"policy='categorical' is for discrete actions, {hint}"
-        _check_vector("action", action_space, hint)
-    elif not isinstance(action_space, gym.spaces.Discrete) or action_space.start != 0:
-        raise ValueError(
-            f"The action space is {action_space}; policy='categorical' needs discrete actions, "
-            "a Discrete that starts at 0."
-        )
-
-
-def _check_vector(name: str, space: gym.Space, hint: str) -> None:
-    if not isinstance(space, gym.spaces.Box):
-        raise ValueError(f"The {name} space is {space}; {hint}, a Box of one dimension.")
-    if len(space.shape) != 1 or space.shape[0] == 0:
-        raise ValueError(
-            f"The {name} space has shape {space.shape} (images and the like); "
-            f"{hint}, a Box of one dimension."
-        )
-    if not np.issubdtype(space.dtype, np.floating):
-        raise ValueError(f"The {name} space has dtype {space.dtype}; {hint}, float32 or float64.")
+        losses, metrics = rerpi_losses(self.nets, batch, self.settings)
+        return {TOTAL_LOSS: torch.stack(list(losses.values())).sum(), METRICS: metrics}

@@ -1,4 +1,4 @@
-"""The same algorithm on RLlib's old API stack: a policy around the same networks and loss."""
+"""The algorithm on RLlib's old API stack: a policy around the same networks and updates."""
 
 from __future__ import annotations
 
@@ -18,98 +18,92 @@ from ray.rllib.utils.threading import with_lock
 from ray.rllib.utils.torch_utils import apply_grad_clipping
 from torch import Tensor, nn
 
-from rerpi_rllib.algorithm.config import RERPIConfig, model_settings, steps_per_row
-from rerpi_rllib.algorithm.rl_module import act, build_networks
-from rerpi_rllib.algorithm.updates import (
-    Updates,
-    keep_freed_memory,
-    make_optimizers,
-    preparation,
-)
-from rerpi_rllib.core.losses import LossSettings, rerpi_losses
-
-_NUM_UPDATES = "num_updates"
+from rerpi_rllib.algorithm.config import RERPIConfig, steps_per_row
+from rerpi_rllib.algorithm.networks import act, build_networks, model_settings
+from rerpi_rllib.algorithm.process import keep_freed_memory
+from rerpi_rllib.core.losses import Batch, Metrics, rerpi_losses
+from rerpi_rllib.core.settings import LearningSettings
+from rerpi_rllib.core.updates import make_optimizers, run_updates
 
 
 class RERPITorchModel(TorchModelV2, nn.Module):
-    """Online and target networks and multipliers; called, it gives greedy actions."""
+    """Online and target networks and multipliers; its forward pass gives greedy actions."""
 
     def __init__(
-        self, observation_space: gym.Space, action_space: gym.Space, model_config: dict[str, Any]
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        model_config: dict[str, Any],
     ) -> None:
         TorchModelV2.__init__(self, observation_space, action_space, None, model_config, "rerpi")
         nn.Module.__init__(self)
         self.nets = build_networks(observation_space, action_space, model_config)
 
-    def forward(self, input_dict: dict[str, Tensor], state: list, seq_lens: Tensor):
+    def forward(
+        self, input_dict: dict[str, Tensor], state: list[Tensor], seq_lens: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
         return act(self.nets, input_dict[SampleBatch.OBS], explore=False)[0], state
 
 
 class RERPITorchPolicy(TorchPolicyV2):
-    """What the module and the learner of the new stack are together."""
+    """The counterpart of the new stack's module and learner together."""
 
     config: dict[str, Any]
 
     def __init__(
-        self, observation_space: gym.Space, action_space: gym.Space, config: dict[str, Any]
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        config: dict[str, Any],
     ) -> None:
-        given = {**RERPIConfig().to_dict(), **config}
-        self._model_config = model_settings(given)
-        self.settings = LossSettings(**self._model_config["loss"])
-        self._rows_per_update = given["train_batch_size"] // steps_per_row(given)
-        self._updates = Updates(given["target_update_period"], given["policy_update_period"])
-        self._metrics: dict[str, Tensor] = {}
+        settings = {**RERPIConfig().to_dict(), **config}
+        self._model_config = model_settings(settings)
+        self.settings = LearningSettings(**self._model_config["learning"])
+        self._rows_per_update = settings["train_batch_size"] // steps_per_row(settings)
+        self._metrics: Metrics = {}
         # Actions are drawn in `action_sampler_fn`; RLlib still wants to be told how.
-        given["exploration_config"] = {"type": "StochasticSampling"}
-        super().__init__(observation_space, action_space, given)
+        settings["exploration_config"] = {"type": "StochasticSampling"}
+        super().__init__(observation_space, action_space, settings)
         self.view_requirements[SampleBatch.ACTION_LOGP] = ViewRequirement(
             used_for_compute_actions=False
         )
         keep_freed_memory()
 
     @override(TorchPolicyV2)
-    def make_model_and_action_dist(self):
+    def make_model_and_action_dist(self) -> tuple[RERPITorchModel, None]:
         return RERPITorchModel(self.observation_space, self.action_space, self._model_config), None
 
     @override(TorchPolicyV2)
     def optimizer(self) -> list[torch.optim.Optimizer]:
-        found = make_optimizers(self.model.nets, self.config["lr"], self.config["dual_lr"])
-        self._optimizer_names = list(found)
-        return list(found.values())
+        self._named_optimizers = make_optimizers(
+            self.model.nets, self.config["lr"], self.config["dual_lr"], others=self.model
+        )
+        return list(self._named_optimizers.values())
 
     @override(TorchPolicyV2)
     def action_sampler_fn(
-        self, model, *, obs_batch, state_batches, explore: bool = True, **kwargs: Any
-    ):
-        actions, log_probs = act(model.nets, obs_batch[SampleBatch.OBS], explore=explore)
-        return actions, log_probs, None, state_batches or []
+        self, model: Any, *, obs_batch: Any, state_batches: Any, explore: bool = True, **kwargs: Any
+    ) -> tuple[Tensor, Tensor, None, list[Tensor]]:
+        decoded, actions, policy = act(model.nets, obs_batch[SampleBatch.OBS], explore)
+        return decoded, policy.log_prob(actions), None, state_batches or []
 
     @override(TorchPolicyV2)
-    def loss(
-        self,
-        model,
-        dist_class,
-        train_batch,
-        improve_policy: bool = True,
-        move_multipliers: bool = True,
-    ) -> list[Tensor]:
-        """A loss for each optimizer, each of which moves its own parameters alone."""
+    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> list[Tensor]:
+        """Return a loss for each optimizer, each of which moves its own parameters alone."""
         # A SampleBatch makes tensors of its columns when they are asked for, one by one.
         columns = {key: train_batch[key] for key in train_batch}
-        losses, self._metrics = rerpi_losses(
-            model.nets, columns, self.settings, improve_policy, move_multipliers
-        )
+        losses, self._metrics = rerpi_losses(model.nets, columns, self.settings)
         zero = losses["critic"].new_zeros(())
-        return [losses.get(name, zero) for name in self._optimizer_names]
+        return [losses.get(name, zero) for name in self._named_optimizers]
 
     @override(TorchPolicyV2)
-    def stats_fn(self, train_batch) -> dict[str, float]:
+    def stats_fn(self, train_batch: Any) -> dict[str, float]:
         return {name: float(value) for name, value in self._metrics.items()}
 
     @with_lock
     @override(TorchPolicyV2)
     def learn_on_batch(self, postprocessed_batch: SampleBatch) -> dict[str, Any]:
-        """One update for every ``train_batch_size`` steps of the batch, in order."""
+        """Make one update for every ``train_batch_size`` steps of the batch, in order."""
         self.model.train()
         custom_metrics: dict[str, Any] = {}
         self.callbacks.on_learn_on_batch(
@@ -119,27 +113,24 @@ class RERPITorchPolicy(TorchPolicyV2):
             key: torch.as_tensor(value).to(self.device, non_blocking=True)
             for key, value in postprocessed_batch.items()
         }
-        before = self._updates.count
         nets = self.model.nets
-        means = self._updates.run(
-            nets,
-            columns,
-            self._rows_per_update,
-            self._update,
-            # A user's policy may have another loss.
-            prepare=preparation(nets, self.settings) if type(self) is RERPITorchPolicy else None,
-        )
-        self.num_grad_updates += self._updates.count - before
+        before = int(nets.num_updates)
+        # The user's policy may have another loss, and RLlib clips gradients.
+        is_own = type(self) is RERPITorchPolicy
+        if is_own and self.config["grad_clip"] is None:
+            how: dict[str, Any] = {"optimizers": self._named_optimizers}
+        else:
+            how = {"step": self._rllib_step, "ask_ahead": is_own}
+        means = run_updates(nets, self.settings, columns, self._rows_per_update, **how)
+        self.num_grad_updates += int(nets.num_updates) - before
         return {
             LEARNER_STATS_KEY: means,
             "custom_metrics": custom_metrics,
             NUM_AGENT_STEPS_TRAINED: columns[SampleBatch.REWARDS].numel(),
         }
 
-    def _update(
-        self, minibatch: dict[str, Tensor], improve_policy: bool, move_multipliers: bool
-    ) -> dict[str, Tensor]:
-        losses = self.loss(self.model, None, minibatch, improve_policy, move_multipliers)
+    def _rllib_step(self, minibatch: Batch) -> Metrics:
+        losses = self.loss(self.model, None, minibatch)
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         torch.stack(losses).sum().backward()
@@ -148,10 +139,6 @@ class RERPITorchPolicy(TorchPolicyV2):
             optimizer.step()
         return self._metrics
 
-    @override(TorchPolicyV2)
-    def get_state(self) -> dict[str, Any]:
-        return {**super().get_state(), _NUM_UPDATES: self._updates.count}
-
     @override(Policy)
     def set_state(self, state: dict[str, Any]) -> None:
         own = self.config
@@ -159,6 +146,5 @@ class RERPITorchPolicy(TorchPolicyV2):
         # RLlib takes the settings of who saved the state; but an evaluation does not explore, and a
         # run may go on with another learning rate.
         self.config = own
-        for name, optimizer in zip(self._optimizer_names, self._optimizers):
+        for name, optimizer in self._named_optimizers.items():
             optimizer.param_groups[0]["lr"] = own["dual_lr" if name == "dual" else "lr"]
-        self._updates.count = state.get(_NUM_UPDATES, self._updates.count)

@@ -1,6 +1,7 @@
 """The mathematics of the paper in torch: no Ray, no Gymnasium, no files.
 
-``weights`` is Step 2, ``fitting`` Step 3, ``evaluation`` Step 1; ``losses`` puts them together.
+``evaluation`` is Step 1, ``weights`` Step 2 and ``fitting`` Step 3; ``losses`` puts them together, and
+``updates`` takes the steps.
 """
 
 from rerpi_rllib.core.evaluation import nstep_targets, retrace_targets, td_targets

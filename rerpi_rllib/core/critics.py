@@ -5,34 +5,41 @@ from __future__ import annotations
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from rerpi_rllib.core.layers import after_first_layer
-from rerpi_rllib.core.parallel import in_threads
+from rerpi_rllib.core.threads import in_threads
 
 _ROWS_AT_ONCE = 512
 
 
 class Head(nn.Module):
-    """What a critic's outputs ``[..., size]`` mean, and how they are fitted to targets."""
+    """The meaning of a critic's outputs ``[..., size]`` and the loss that fits them to targets."""
 
     size: int
+    # Whether targets are samples of the return instead of its expectation.
+    learns_from_atoms = False
 
     @abstractmethod
     def value(self, outputs: Tensor) -> Tensor:
-        """The expected return, ``[...]``."""
+        """Return the expected return, ``[...]``."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Scalar; ``outputs`` ``[B, size]``, ``targets`` ``[B]``, or ``[B, T]`` for quantiles."""
+        """Return a scalar.
+
+        Args:
+            outputs: ``[B, size]``.
+            targets: ``[B]``, or ``[B, T]`` where ``learns_from_atoms``.
+        """
 
 
 class ScalarHead(Head):
-    """The expected return itself, by squared error: the paper's."""
+    """The expected return itself, fitted by squared error, as in the paper."""
 
     size = 1
 
@@ -44,10 +51,10 @@ class ScalarHead(Head):
 
 
 class CategoricalHead(Head):
-    """Probabilities of evenly spaced returns, by cross-entropy to two-hot targets.
+    """Probabilities of evenly spaced returns, fitted by cross-entropy to two-hot targets.
 
-    A target becomes the two neighbouring atoms that average to it; beyond the range it counts as the
-    last atom.
+    A target is encoded by the two neighbouring atoms that average to it; beyond the range it counts
+    as the last atom.
     """
 
     atoms: Tensor
@@ -61,12 +68,12 @@ class CategoricalHead(Head):
         return outputs.softmax(dim=-1) @ self.atoms
 
     def two_hot(self, targets: Tensor) -> Tensor:
-        """``[B]`` to ``[B, size]``."""
+        """Encode ``targets`` ``[B]`` as ``[B, size]``."""
         low, high = self.atoms[0], self.atoms[-1]
         position = (targets.clamp(low, high) - low) / (high - low) * (self.size - 1)
         lower = position.floor().clamp(max=self.size - 2)
         share = (position - lower).unsqueeze(-1)
-        # A NaN stays one in the share, and is reported; as an index it would be an error of its own.
+        # A NaN survives in the share and is reported; as an index it would be an error of its own.
         index = lower.nan_to_num().long().unsqueeze(-1)
         encoded = torch.zeros((*targets.shape, self.size), dtype=targets.dtype, device=targets.device)
         return encoded.scatter(-1, index, 1.0 - share).scatter(-1, index + 1, share)
@@ -76,8 +83,9 @@ class CategoricalHead(Head):
 
 
 class QuantileHead(Head):
-    """Quantiles of the return at the midpoints of equal shares, by quantile Huber regression."""
+    """Quantiles of the return at the midpoints of equal shares, fitted by quantile Huber regression."""
 
+    learns_from_atoms = True
     levels: Tensor
 
     def __init__(self, num_atoms: int) -> None:
@@ -97,14 +105,22 @@ class QuantileHead(Head):
         return (tilt * huber).mean(dim=-1).sum(dim=-1).mean()
 
 
+# The values of the setting `critic`, given its `num_atoms` and `value_range`.
+HEADS: dict[str, Callable[[int, Sequence[float]], Head]] = {
+    "scalar": lambda num_atoms, value_range: ScalarHead(),
+    "categorical": lambda num_atoms, value_range: CategoricalHead(*value_range, num_atoms),
+    "quantile": lambda num_atoms, value_range: QuantileHead(num_atoms),
+}
+
+
 class CriticNetwork(nn.Module):
-    """State and action to a head's outputs."""
+    """A network from state and action to the outputs of a head."""
 
     def __init__(
         self, observation_size: int, action_size: int, layers: Sequence[int], outputs: int
     ) -> None:
         super().__init__()
-        # One linear layer on (s, a), kept in two parts and initialised as one.
+        # The first linear layer on (s, a) is kept in two parts and initialised as one.
         self.first_state = nn.Linear(observation_size, layers[0])
         self.first_action = nn.Linear(action_size, layers[0], bias=False)
         bound = 1.0 / math.sqrt(observation_size + action_size)
@@ -118,8 +134,8 @@ class CriticNetwork(nn.Module):
         states = self.first_state(observations)
         if torch.is_grad_enabled() or actions.dim() < 3 or actions.is_cuda:
             return self._from_first_layer(states, actions)
-        # Most of an update's arithmetic is here, in the values of sampled actions [N, B, D]: a few
-        # hundred rows at a time, whose activations stay in the CPU's cache.
+        # Most of an update's arithmetic is here, in the values of sampled actions [N, B, D]. They are
+        # computed a few hundred rows at a time, so that activations stay in the CPU's cache.
         pieces, pieces_per_block = [], []
         for some_states, some_actions in zip(
             states.split(_ROWS_AT_ONCE), actions.split(_ROWS_AT_ONCE, dim=-2)
@@ -136,9 +152,9 @@ class CriticNetwork(nn.Module):
 
 
 class Critic(nn.Module):
-    """Q(s, a): the smallest value of ``num_critics`` networks.
+    """Q(s, a), the smallest value of ``num_critics`` networks.
 
-    Sees actions as the environment does: clipped to ``[-1, 1]`` if it has bounds.
+    It sees actions as the environment does: clipped to ``[-1, 1]`` if the action space is bounded.
     """
 
     def __init__(
@@ -152,17 +168,11 @@ class Critic(nn.Module):
         kind: str = "scalar",
         num_critics: int = 1,
         num_atoms: int = 51,
-        value_range: tuple[float, float] = (-150.0, 150.0),
+        value_range: Sequence[float] = (-150.0, 150.0),
     ) -> None:
         super().__init__()
         self.clip_actions, self.tanh_observations = clip_actions, tanh_observations
-        self.head: Head
-        if kind == "scalar":
-            self.head = ScalarHead()
-        elif kind == "categorical":
-            self.head = CategoricalHead(*value_range, num_atoms)
-        else:
-            self.head = QuantileHead(num_atoms)
+        self.head = HEADS[kind](num_atoms, value_range)
         self.networks = nn.ModuleList(
             CriticNetwork(observation_size, action_size, layers, self.head.size)
             for _ in range(num_critics)
@@ -171,7 +181,7 @@ class Critic(nn.Module):
     @property
     def learns_from_atoms(self) -> bool:
         """Whether targets are samples of the return instead of its expectation."""
-        return isinstance(self.head, QuantileHead)
+        return self.head.learns_from_atoms
 
     def _outputs(self, observations: Tensor, actions: Tensor) -> list[Tensor]:
         if self.clip_actions:
@@ -181,18 +191,18 @@ class Critic(nn.Module):
         return [network(observations, actions) for network in self.networks]
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """``observations`` ``[B, O]`` and ``actions`` ``[..., B, D]`` to ``[..., B]``."""
+        """Evaluate ``actions`` ``[..., B, D]`` at ``observations`` ``[B, O]``: ``[..., B]``."""
         values = [self.head.value(outputs) for outputs in self._outputs(observations, actions)]
         return values[0] if len(values) == 1 else torch.stack(values).amin(dim=0)
 
     def atoms(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Quantiles of the return, ``[..., B, size]``, of the network with the smallest value."""
+        """Return the quantiles ``[..., B, size]`` of the network with the smallest value."""
         outputs = torch.stack(self._outputs(observations, actions))
         smallest = self.head.value(outputs).argmin(dim=0, keepdim=True).unsqueeze(-1)
         return outputs.take_along_dim(smallest, dim=0).squeeze(0)
 
     def loss(self, observations: Tensor, actions: Tensor, targets: Tensor) -> Tensor:
-        """Each network against the same targets."""
+        """Sum the losses of all networks against the same targets."""
         losses = [
             self.head.loss(outputs, targets) for outputs in self._outputs(observations, actions)
         ]

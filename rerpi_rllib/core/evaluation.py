@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor) -> Tensor:
-    """TD(0): ``r + discount * V(s')``; all of one shape, usually ``[B]``."""
+    """Compute TD(0) targets, ``r + discount * V(s')``; all have one shape, usually ``[B]``."""
     if rewards.dim() != next_values.dim():  # ``[B]`` and ``[B, 1]`` would make ``[B, B]``.
         raise ValueError(
             f"rewards {tuple(rewards.shape)} and next_values {tuple(next_values.shape)} must have "
@@ -22,7 +22,7 @@ def td_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor) -> Tenso
 
 
 def nstep_targets(rewards: Tensor, discounts: Tensor, next_values: Tensor, n: int) -> Tensor:
-    """n-step returns.
+    """Compute n-step returns.
 
     The sum stops where a discount is zero and at the end of the window, where it bootstraps from
     the last state that the window reaches.
@@ -53,7 +53,7 @@ def retrace_targets(
     log_rhos: Tensor,
     lambda_: float,
 ) -> Tensor:
-    """Retrace (Munos et al., 2016) on a window of K transitions through states s_0 to s_K.
+    """Compute Retrace targets (Munos et al., 2016) on K transitions through states s_0 to s_K.
 
     ``target_t = r_t + discount_t * (V(s_{t+1}) + c_{t+1} * (target_{t+1} - Q(s_{t+1}, a_{t+1})))``
     with ``c = lambda * min(1, pi / b)``; the last transition is a TD(0) target.

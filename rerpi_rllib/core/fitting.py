@@ -1,7 +1,7 @@
 """Step 3 of the paper: fit the parametric policy to the weighted actions, within a trust region.
 
 Shapes: ``actions`` ``[N, B, D]`` sampled from the target (old) policy, ``weights`` ``[N, B]``, means
-and standard deviations ``[B, D]``. Gradients flow to the online policy and, through ``dual_loss``
+and standard deviations ``[B, D]``. Gradients flow to the online policy and, through the dual losses
 alone, to the multipliers.
 
 Paper: section 4.2 (decoupled fit) and equation 2 (its constraints).
@@ -9,23 +9,37 @@ Paper: section 4.2 (decoupled fit) and equation 2 (its constraints).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rerpi_rllib.core.distributions import DiagonalGaussian, Distribution
+from rerpi_rllib.core.constraints import Constraint
+from rerpi_rllib.core.policies import WHOLE_POLICY, Distribution
+from rerpi_rllib.core.policies.gaussian import DiagonalGaussian
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A fit's loss and its constraints, for any policy; scalars but for KLs of each dimension."""
+    """The losses of a fit and its KLs.
+
+    Args:
+        policy_loss: the sum of the cross-entropies.
+        penalty: the sum of alpha * KL, which moves the policy only.
+        scaled_loss: cross-entropies and penalties, each part divided by 1 + its alpha. Adam does not
+            see a constant scale, but a multiplier that rises or falls tenfold within a few hundred
+            updates would throw its running averages off. One scale for all parts would let the
+            covariance's multiplier set the size of the mean's steps.
+        kls: the mean KL over states of each constraint by part, ``[D]`` if it is per dimension.
+        dual_losses: alpha * (epsilon - KL) by part, which moves the multiplier only.
+    """
 
     policy_loss: Tensor
-    kls: dict[str, Tensor]
     penalty: Tensor
-    dual_loss: Tensor
+    scaled_loss: Tensor
+    kls: Mapping[str, Tensor]
+    dual_losses: Mapping[str, Tensor]
 
 
 def fit_policy(
@@ -34,49 +48,52 @@ def fit_policy(
     target: Distribution,
     actions: Tensor,
     weights: Tensor,
-    alphas: Mapping[str, Tensor | float],
-    epsilons: Mapping[str, float],
-    per_dimension: bool = False,
+    constraints: Sequence[tuple[Constraint, Tensor | float]],
 ) -> Fit:
     """Fit ``online`` to weighted ``actions`` of ``target``.
 
     Args:
         kind: "decoupled" (each part of the policy with the others held at the target's, and with its
-            own bound), "coupled" (one likelihood and one bound, named "pi") or "unconstrained".
+            own bound), "coupled" (one likelihood and one bound) or "unconstrained".
         online, target: the policy to fit and the old one, which is constant.
         actions: ``[N, B, D]``.
         weights: ``[N, B]``, constants.
-        alphas, epsilons: multipliers and bounds by the names of the constraints.
-        per_dimension: bound the KL of each action dimension instead of their sum.
-
-    Returns:
-        ``policy_loss`` (cross-entropies), ``kls`` (means over states, ``[D]`` if ``per_dimension``),
-        ``penalty`` (alpha * KL, moves the policy only), ``dual_loss`` (alpha * (epsilon - KL), moves
-        the multipliers only).
+        constraints: a constraint with the value of its multiplier for each part of a decoupled fit,
+            one for the whole policy of a coupled fit.
     """
-    kls: dict[str, Tensor] = {}
     if kind == "decoupled":
-        policy_loss = torch.stack(
-            [hybrid.cross_entropy(actions, weights) for hybrid in online.hybrids(target).values()]
-        ).sum()
-        kls = {name: kl.mean(dim=0) for name, kl in online.part_kls(target).items()}
-        if not per_dimension:
-            kls = {name: kl.sum() for name, kl in kls.items()}
+        entropies = {
+            part: hybrid.cross_entropy(actions, weights)
+            for part, hybrid in online.hybrids(target).items()
+        }
+        state_kls = online.part_kls(target)
     else:
-        policy_loss = online.cross_entropy(actions, weights)
-        if kind == "coupled":
-            kls = {"pi": online.kl(target).mean()}
-    penalty, dual_loss = torch.zeros_like(policy_loss), torch.zeros_like(policy_loss)
-    for name, kl in kls.items():
-        alpha = torch.as_tensor(alphas[name], dtype=kl.dtype, device=kl.device)
+        entropies = {WHOLE_POLICY.name: online.cross_entropy(actions, weights)}
+        state_kls = {WHOLE_POLICY.name: online.kl(target)} if constraints else {}
+    terms, penalties, kls, dual_losses = dict(entropies), [], {}, {}
+    for constraint, multiplier in constraints:
+        kl = state_kls[constraint.part].mean(dim=0)
+        kl = kl if constraint.per_dimension else kl.sum()
+        alpha = torch.as_tensor(multiplier, dtype=kl.dtype, device=kl.device)
         if alpha.numel() > kl.numel():
             raise ValueError(
-                f"The multiplier {name!r} has shape {tuple(alpha.shape)}, its KL {tuple(kl.shape)}: "
-                "one for each action dimension is for per_dimension=True."
+                f"The multiplier of {constraint.part!r} has shape {tuple(alpha.shape)} and its KL "
+                f"{tuple(kl.shape)}: one for each action dimension is for per_dimension=True."
             )
-        penalty = penalty + (alpha.detach() * kl).sum()
-        dual_loss = dual_loss + (alpha * (epsilons[name] - kl.detach())).sum()
-    return Fit(policy_loss, kls, penalty, dual_loss)
+        fixed_alpha = alpha.detach()
+        penalty = (fixed_alpha * kl).sum()
+        penalties.append(penalty)
+        terms[constraint.part] = (entropies[constraint.part] + penalty) / (1.0 + fixed_alpha.max())
+        kls[constraint.part] = kl
+        dual_losses[constraint.part] = (alpha * (constraint.epsilon - kl.detach())).sum()
+    policy_loss = torch.stack(list(entropies.values())).sum()
+    return Fit(
+        policy_loss,
+        torch.stack(penalties).sum() if penalties else torch.zeros_like(policy_loss),
+        torch.stack(list(terms.values())).sum(),
+        kls,
+        dual_losses,
+    )
 
 
 # -- The same for a diagonal Gaussian given by its tensors. --
@@ -84,7 +101,7 @@ def fit_policy(
 
 @dataclass(frozen=True)
 class DecoupledFit:
-    """What :func:`decoupled_fit` gives; all scalars but the KLs of a per-dimension fit."""
+    """The result of :func:`decoupled_fit`: scalars, except the KLs of a per-dimension fit."""
 
     policy_loss: Tensor
     kl_mu: Tensor
@@ -95,12 +112,19 @@ class DecoupledFit:
 
 @dataclass(frozen=True)
 class CoupledFit:
-    """What :func:`coupled_fit` gives; all scalars."""
+    """The result of :func:`coupled_fit`: scalars."""
 
     policy_loss: Tensor
     kl: Tensor
     penalty: Tensor
     dual_loss: Tensor
+
+
+def _bound(
+    part: str, alpha: Tensor | float, epsilon: float, per_dimension: bool = False
+) -> tuple[Constraint, Tensor | float]:
+    constraint = Constraint(part, part, epsilon, f"alpha_{part}", per_dimension=per_dimension)
+    return constraint, alpha
 
 
 def decoupled_fit(
@@ -116,7 +140,7 @@ def decoupled_fit(
     epsilon_sigma: float,
     per_dimension: bool = False,
 ) -> DecoupledFit:
-    """The paper's method: mean and covariance are fitted separately, each with its own bound.
+    """Fit mean and covariance separately, each with its own bound: the paper's method.
 
     The mean is fitted with the target's covariance and the covariance around the target's mean, so
     that moving the mean towards good actions no longer shrinks the covariance.
@@ -128,8 +152,8 @@ def decoupled_fit(
         target_mean, target_stddev: ``[B, D]`` of the target policy, constants.
         alpha_mu, alpha_sigma: Lagrange multipliers: scalars, or ``[D]`` if ``per_dimension``.
         epsilon_mu, epsilon_sigma: bounds of the two KLs.
-        per_dimension: bound the KL of each action dimension instead of their sum. Divide a joint
-            bound by D to compare.
+        per_dimension: whether to bound the KL of each action dimension instead of their sum. Divide a
+            joint bound by D to compare.
 
     Returns:
         ``policy_loss`` (both cross-entropies), ``kl_mu`` and ``kl_sigma`` (means over states, ``[D]``
@@ -142,11 +166,13 @@ def decoupled_fit(
         DiagonalGaussian(target_mean.detach(), target_stddev.detach()),
         actions,
         weights,
-        {"mu": alpha_mu, "sigma": alpha_sigma},
-        {"mu": epsilon_mu, "sigma": epsilon_sigma},
-        per_dimension,
+        [
+            _bound("mu", alpha_mu, epsilon_mu, per_dimension),
+            _bound("sigma", alpha_sigma, epsilon_sigma, per_dimension),
+        ],
     )
-    return DecoupledFit(fit.policy_loss, fit.kls["mu"], fit.kls["sigma"], fit.penalty, fit.dual_loss)
+    dual_loss = fit.dual_losses["mu"] + fit.dual_losses["sigma"]
+    return DecoupledFit(fit.policy_loss, fit.kls["mu"], fit.kls["sigma"], fit.penalty, dual_loss)
 
 
 def coupled_fit(
@@ -159,9 +185,9 @@ def coupled_fit(
     alpha: Tensor | float,
     epsilon: float,
 ) -> CoupledFit:
-    """MPO's fit: one likelihood and one bound, ``KL(pi_target || pi) < epsilon``.
+    """Fit with one likelihood and one bound, ``KL(pi_target || pi) < epsilon``: MPO's fit.
 
-    Arguments as in :func:`decoupled_fit`, with one multiplier.
+    The arguments are those of :func:`decoupled_fit`, with one multiplier.
     """
     fit = fit_policy(
         "coupled",
@@ -169,10 +195,9 @@ def coupled_fit(
         DiagonalGaussian(target_mean.detach(), target_stddev.detach()),
         actions,
         weights,
-        {"pi": alpha},
-        {"pi": epsilon},
+        [_bound("pi", alpha, epsilon)],
     )
-    return CoupledFit(fit.policy_loss, fit.kls["pi"], fit.penalty, fit.dual_loss)
+    return CoupledFit(fit.policy_loss, fit.kls["pi"], fit.penalty, fit.dual_losses["pi"])
 
 
 def bandit_update(
@@ -183,7 +208,7 @@ def bandit_update(
     step_mu: float,
     step_sigma: float,
 ) -> tuple[Tensor, Tensor]:
-    """The decoupled fit in closed form for one state and a free Gaussian (appendix C).
+    """Solve the decoupled fit in closed form for one state and a free Gaussian (appendix C).
 
     With fixed multipliers alpha the optimum moves by the shares ``step = 1 / (1 + alpha)`` towards
     the weighted samples. CMA-ES's rank-mu update is ``step_mu = 1``, which leaves the mean
@@ -193,7 +218,7 @@ def bandit_update(
         mean: ``[D]`` of the old policy.
         covariance: ``[D, D]`` of the old policy.
         actions: ``[N, D]``, sampled from it.
-        weights: ``[N]``, sum to one.
+        weights: ``[N]``, with a sum of one.
         step_mu, step_sigma: between 0 (stay) and 1 (take the samples' mean and covariance).
 
     Returns:

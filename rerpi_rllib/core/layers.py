@@ -1,4 +1,4 @@
-"""What all networks share: linear, layer normalisation, tanh, then linear and ELU."""
+"""The layers that all networks share: linear, layer normalisation, tanh, then linear and ELU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Tanh(nn.Module):
     """``tanh(x)`` as ``2 sigmoid(2x) - 1``: torch's sigmoid is vectorised and four times as fast."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if inputs.numel() < _FEW:  # As in acting, where the number of operations counts.
+        if inputs.numel() < _FEW:  # While acting, the number of operations counts.
             return inputs.tanh()
         if torch.is_grad_enabled():
             return torch.sigmoid(2.0 * inputs) * 2.0 - 1.0
@@ -24,10 +24,10 @@ class Tanh(nn.Module):
 
 
 class ELU(nn.Module):
-    """``x`` above zero, ``exp(x) - 1`` below, in place.
+    """``x`` above zero and ``exp(x) - 1`` below, computed in place.
 
-    torch's own keeps the last digits of ``exp(x) - 1`` near zero. Values of sampled actions do not
-    need them, and on some CPUs the exponential alone is much faster, on others as fast.
+    torch's own version keeps the last digits of ``exp(x) - 1`` near zero. Values of sampled actions
+    do not need them, and on some CPUs the plain exponential is much faster, on others as fast.
     """
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -38,8 +38,13 @@ class ELU(nn.Module):
 
 
 def after_first_layer(sizes: Sequence[int]) -> nn.Sequential:
-    """All of a network's hidden part but its first linear map."""
+    """Make the hidden layers without the linear map of the first one."""
     layers: list[nn.Module] = [nn.LayerNorm(sizes[0]), Tanh()]
     for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), ELU()]
     return nn.Sequential(*layers)
+
+
+def body(inputs: int, sizes: Sequence[int]) -> nn.Sequential:
+    """Make the hidden layers of a network, from its inputs on."""
+    return nn.Sequential(nn.Linear(inputs, sizes[0]), *after_first_layer(sizes))

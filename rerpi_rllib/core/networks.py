@@ -1,4 +1,4 @@
-"""All that a learner holds: online and target networks, and the multipliers."""
+"""All that a learner holds: online and target networks, the multipliers and the count of updates."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from rerpi_rllib.core.constraints import Constraint
 from rerpi_rllib.core.critics import Critic
 from rerpi_rllib.core.multipliers import Multiplier
-from rerpi_rllib.core.policies import Policy
+from rerpi_rllib.core.policies import POLICIES, Policy, PolicySettings
 
 
 class ActorCritic(nn.Module):
@@ -19,12 +20,16 @@ class ActorCritic(nn.Module):
 
     Args:
         observation_size, action_size: O and D.
-        policy, critic: arguments of :class:`Policy` and :class:`Critic`.
+        policy: the ``kind`` of policy, a name in ``POLICIES``, and its :class:`PolicySettings`.
+        critic: the arguments of :class:`Critic`.
         clip_actions: whether the environment clips actions to [-1, 1].
-        multipliers: names of the multipliers to learn.
-        per_dimension_kl: whether mean and covariance have a multiplier for each dimension.
-        inference_only: hold the online policy alone, which is what acting needs.
+        constraints: the constraints of Steps 2 and 3.
+        inference_only: whether to hold the online policy alone, which is what acting needs.
     """
+
+    num_updates: Tensor
+    policy: Policy
+    target_policy: Policy
 
     def __init__(
         self,
@@ -34,27 +39,33 @@ class ActorCritic(nn.Module):
         policy: Mapping[str, Any],
         critic: Mapping[str, Any],
         clip_actions: bool,
-        multipliers: Sequence[str],
-        per_dimension_kl: bool = False,
+        constraints: Sequence[Constraint] = (),
         inference_only: bool = False,
     ) -> None:
         super().__init__()
-        self.policy = Policy(observation_size, action_size, **policy)
+        settings = dict(policy)
+        make_policy = POLICIES[settings.pop("kind", "gaussian")]
+        self.policy = make_policy(observation_size, action_size, PolicySettings(**settings))
         if inference_only:
             return
         self.critic = Critic(observation_size, action_size, clip_actions=clip_actions, **critic)
         self.target_policy = copy.deepcopy(self.policy).requires_grad_(False)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
-        self.multipliers = nn.ModuleDict()
-        for name in multipliers:
-            if "temperature" in name:
-                self.multipliers[name] = Multiplier(minimum=1e-8)
-            else:
-                split = per_dimension_kl and name in ("alpha_mu", "alpha_sigma")
-                self.multipliers[name] = Multiplier(size=action_size if split else None)
+        self.constraints = {constraint.part: constraint for constraint in constraints}
+        self.multipliers = nn.ModuleDict(
+            {
+                constraint.multiplier: Multiplier(
+                    minimum=constraint.minimum,
+                    size=action_size if constraint.per_dimension else None,
+                )
+                for constraint in constraints
+                if constraint.learned
+            }
+        )
+        self.register_buffer("num_updates", torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
     def update_targets(self) -> None:
-        """Copy the online networks to the target ones."""
+        """Copy the online networks to the target networks."""
         self.target_policy.load_state_dict(self.policy.state_dict())
         self.target_critic.load_state_dict(self.critic.state_dict())

@@ -1,4 +1,4 @@
-"""Step 2 of the paper: from Q-values to weights over the sampled actions.
+"""Step 2 of the paper: turn Q-values into weights over the sampled actions.
 
 Everywhere ``q_values`` is ``[N, B]``: N actions sampled for each of B states. All functions work
 with Q minus its maximum over the actions of a state. The weights do not depend on that offset, and
@@ -38,7 +38,7 @@ def _log_prior(q_values: Tensor, log_prior: Tensor | None) -> Tensor | float:
 def exponential_weights(
     q_values: Tensor, temperature: Tensor | float, log_prior: Tensor | None = None
 ) -> Tensor:
-    """``softmax(Q / temperature + log prior)`` over the actions of each state.
+    """Return ``softmax(Q / temperature + log prior)`` over the actions of each state.
 
     Args:
         q_values: ``[N, B]``.
@@ -46,7 +46,7 @@ def exponential_weights(
         log_prior: ``[N, B]`` if the actions are not samples.
 
     Returns:
-        ``[N, B]``, positive, each column sums to one.
+        ``[N, B]``, positive; each column sums to one.
     """
     scaled = _below_maximum(q_values) / temperature
     return torch.softmax(scaled if log_prior is None else scaled + log_prior, dim=0)
@@ -58,7 +58,7 @@ def temperature_dual(
     epsilon: float,
     log_prior: Tensor | None = None,
 ) -> Tensor:
-    """The convex dual whose minimum over the temperature holds the weights' KL at ``epsilon``.
+    """Evaluate the convex dual whose minimum holds the weights' KL at ``epsilon``.
 
     ``g(eta) = eta * epsilon + eta * mean_j log mean_i exp(Q_ij / eta)``
 
@@ -80,7 +80,7 @@ def temperature_dual(
 def _kl_and_slope(
     below: Tensor, log_prior: Tensor | float, temperature: float
 ) -> tuple[float, float]:
-    """KL of the exponential weights to the prior, and minus its derivative by log temperature."""
+    """Return the weights' KL to the prior and minus its derivative by the log temperature."""
     scaled = below / temperature
     log_mean_exp = torch.logsumexp(scaled + log_prior, dim=0)
     weights = torch.exp(scaled + log_prior - log_mean_exp)
@@ -92,7 +92,7 @@ def _kl_and_slope(
 
 @torch.no_grad()
 def solve_temperature(q_values: Tensor, epsilon: float, log_prior: Tensor | None = None) -> Tensor:
-    """The temperature that minimises :func:`temperature_dual` for this batch.
+    """Find the temperature that minimises :func:`temperature_dual` for this batch.
 
     The dual's derivative is ``epsilon - KL(weights || prior)``, and that KL falls as the
     temperature rises, so this is a root search in one dimension: Newton steps on the logarithm of
@@ -110,7 +110,7 @@ def solve_temperature(q_values: Tensor, epsilon: float, log_prior: Tensor | None
         log_prior: ``[N, B]`` if the actions are not samples.
 
     Returns:
-        Positive scalar of the dtype and device of ``q_values``.
+        A positive scalar of the dtype and device of ``q_values``.
     """
     if epsilon <= 0.0:
         raise ValueError(f"epsilon={epsilon} is not allowed: it must be a number above 0.")
@@ -147,7 +147,7 @@ def solve_temperature(q_values: Tensor, epsilon: float, log_prior: Tensor | None
 
 
 def ranking_weights(q_values: Tensor, eta: float = 10.0) -> Tensor:
-    """Weight of the i-th best action proportional to ``ln((N + eta) / i)``.
+    """Weight the i-th best action in proportion to ``ln((N + eta) / i)``.
 
     Equal Q-values share the mean of the weights of the ranks they occupy. ``eta = 0.5`` resembles
     CMA-ES; larger values are closer to uniform.
@@ -157,10 +157,10 @@ def ranking_weights(q_values: Tensor, eta: float = 10.0) -> Tensor:
         eta: positive.
 
     Returns:
-        ``[N, B]``, positive, each column sums to one.
+        ``[N, B]``, positive; each column sums to one.
     """
     n = len(q_values)
-    # In double: the differences of sums below would cost float32 its digits.
+    # In double precision, since the differences of sums below would cost float32 its digits.
     ranks = torch.arange(1, n + 1, dtype=torch.float64, device=q_values.device)
     by_rank = torch.log((n + eta) / ranks)
     by_rank = by_rank / by_rank.sum()
@@ -175,14 +175,14 @@ def ranking_weights(q_values: Tensor, eta: float = 10.0) -> Tensor:
 
 
 def identity_weights(q_values: Tensor) -> Tensor:
-    """The Q-values themselves (appendix A): neither positive nor normalised; for study."""
+    """Return the Q-values themselves (appendix A): neither positive nor normalised; for study."""
     return q_values
 
 
 def out_of_bounds_cost(actions: Tensor) -> Tensor:
-    """Minus the Euclidean distance of each action to the box ``[-1, 1]^D``.
+    """Return minus the Euclidean distance of each action to the box ``[-1, 1]^D``.
 
-    Weighted like Q-values, it makes a second set of weights that pulls the policy back into the box.
+    Used like Q-values, it gives a second set of weights that pulls the policy back into the box.
 
     Args:
         actions: ``[N, B, D]``.
@@ -194,12 +194,12 @@ def out_of_bounds_cost(actions: Tensor) -> Tensor:
 
 
 def kl_to_prior(weights: Tensor, log_prior: Tensor | None = None) -> Tensor:
-    """KL of each state's weights to the prior, by default the uniform one: ``[N, B]`` to ``[B]``."""
+    """Return the KL ``[B]`` of each state's weights ``[N, B]`` to the prior, by default uniform."""
     if log_prior is None:
         return torch.special.xlogy(weights, weights * len(weights)).sum(dim=0)
     return (torch.special.xlogy(weights, weights) - weights * log_prior).sum(dim=0)
 
 
 def effective_sample_size(weights: Tensor) -> Tensor:
-    """``(sum of weights)^2 / sum of their squares``: between 1 (one-hot) and N (uniform)."""
+    """Return ``(sum of weights)^2 / sum of their squares``: from 1 (one-hot) to N (uniform)."""
     return weights.sum(dim=0).square() / weights.square().sum(dim=0)

@@ -9,8 +9,10 @@ from typing import Any
 from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.policy.policy import Policy
 
-from rerpi_rllib.algorithm.config import RERPIConfig, model_settings
+from rerpi_rllib.algorithm.config import RERPIConfig
+from rerpi_rllib.algorithm.networks import model_settings
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.settings import LearningSettings
 
 _STATE = "algorithm_state.pkl"
 # Where RLlib keeps the networks of the one agent, on its new API stack and on its old one.
@@ -68,11 +70,19 @@ def check_resumable(checkpoint: Path, config: RERPIConfig) -> None:
         raise ValueError(
             f"{checkpoint} is of env={state['env']} and not {config.env}. A run cannot change it."
         )
-    before = model_settings(state)["networks"]
-    after = model_settings(vars(config))["networks"]
-    for name, value in after.items():
-        if value != before[name]:
+    before, after = model_settings(vars(RERPIConfig()) | state), model_settings(vars(config))
+    for name in ("policy", "critic"):
+        if before[name] != after[name]:
             raise ValueError(
-                f"{checkpoint} has other networks: {name} was {before[name]} and is {value}. "
+                f"{checkpoint} has other networks: {name} was {before[name]} and is {after[name]}. "
                 "A run cannot change them."
             )
+    multipliers = [
+        sorted(c.multiplier for c in LearningSettings(**found["learning"]).constraints() if c.learned)
+        for found in (before, after)
+    ]
+    if multipliers[0] != multipliers[1]:
+        raise ValueError(
+            f"{checkpoint} has other multipliers: {multipliers[0]}, and now they are "
+            f"{multipliers[1]}. A run cannot change them."
+        )

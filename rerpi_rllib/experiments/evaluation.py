@@ -11,7 +11,7 @@ import torch
 
 from rerpi_rllib import envs
 from rerpi_rllib.algorithm.env_runner import ToEnvUnits
-from rerpi_rllib.algorithm.rl_module import act
+from rerpi_rllib.algorithm.networks import act
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.experiments.checkpoints import config_state, load_networks, newest_checkpoint
 

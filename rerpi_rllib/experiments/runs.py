@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 from ray.tune.utils import flatten_dict
 
-from rerpi_rllib.core.losses import LossSettings
 from rerpi_rllib.experiments.settings import VERSIONS_FILE, RunSettings
 from rerpi_rllib.experiments.statistics import normalised
 
@@ -62,8 +61,8 @@ class Run:
         """The bounds of Step 3, by the parts of the policy."""
         if self.settings is None:
             return {}
-        config = self.settings.build_config(check_env=False)
-        return LossSettings(**config.model_config["loss"]).epsilons
+        constraints = self.settings.build_config(check_env=False).constraints
+        return {c.part: c.epsilon for c in constraints if c.is_trust_region}
 
     @property
     def is_complete(self) -> bool:

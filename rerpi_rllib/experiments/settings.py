@@ -27,7 +27,7 @@ from ray.rllib.utils.metrics import (
 
 from rerpi_rllib import DDPGConfig, MPOConfig, RERPIConfig, SVG0Config, envs
 from rerpi_rllib.algorithm.rerpi import NUM_UPDATES_LIFETIME
-from rerpi_rllib.algorithm.rl_module import check_spaces
+from rerpi_rllib.algorithm.spaces import check_spaces
 
 ALGORITHMS: dict[str, type[RERPIConfig]] = {
     "RERPI": RERPIConfig,

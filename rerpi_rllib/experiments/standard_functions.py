@@ -7,16 +7,16 @@ states in the place of the replay, and multipliers that move in every step.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from rerpi_rllib import RERPIConfig
-from rerpi_rllib.algorithm.updates import make_optimizers
 from rerpi_rllib.core.critics import Critic
-from rerpi_rllib.core.losses import LossSettings, ask_candidates, improvement_losses
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.settings import LearningSettings
+from rerpi_rllib.core.updates import make_optimizers, policy_step
 from rerpi_rllib.envs.standard_functions import FUNCTIONS
 
 
@@ -65,14 +65,15 @@ def run(problem: Problem, seed: int) -> list[Iteration]:
     """Improve a policy from a start that every state shares; the start and every iteration."""
     torch.manual_seed(seed)
     defaults = RERPIConfig()
-    settings = LossSettings(
-        **{field.name: getattr(defaults, field.name) for field in fields(LossSettings)}
+    settings = LearningSettings.from_mapping(
+        vars(defaults)
         | {
             "fit": problem.fit,
             "epsilon_mu": problem.epsilon_mu,
             "epsilon_sigma": problem.epsilon_sigma,
             "epsilon_pi": problem.epsilon_pi,
             "num_action_samples": problem.num_actions,
+            "multiplier_schedule": "always",
         }
     )
     size = problem.dimensions
@@ -82,12 +83,12 @@ def run(problem: Problem, seed: int) -> list[Iteration]:
         policy={"layers": (50, 50), "initial_stddev": problem.initial_stddev},
         critic={"layers": (1,)},
         clip_actions=False,
-        multipliers=settings.multipliers,
+        constraints=settings.constraints(bounded_actions=False),
     )
     nn.init.constant_(nets.policy.mean.bias, problem.initial_mean)
     function = _KnownFunction(problem.function)
     nets.critic = nets.target_critic = function
-    optimizers = make_optimizers(nets, problem.lr, defaults.dual_lr).values()
+    optimizers = make_optimizers(nets, problem.lr, defaults.dual_lr)
     test_states = 4.0 * torch.rand(1000, size, generator=torch.Generator().manual_seed(0)) - 2.0
 
     @torch.no_grad()
@@ -103,12 +104,6 @@ def run(problem: Problem, seed: int) -> list[Iteration]:
         nets.target_policy = copy.deepcopy(nets.policy).requires_grad_(False)
         for _ in range(problem.steps_per_iteration):
             states = 4.0 * torch.rand(problem.num_states, size) - 2.0
-            candidates = ask_candidates(nets, states, settings)
-            losses, _ = improvement_losses(nets, states, candidates, settings)
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            (losses["policy"] + losses["dual"]).backward()
-            for optimizer in optimizers:
-                optimizer.step()
+            policy_step(nets, {"obs": states}, settings, optimizers)
         found.append(look())
     return found

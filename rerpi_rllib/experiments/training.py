@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,10 @@ from ray.tune.experiment import Trial
 from ray.tune.result import SHOULD_CHECKPOINT
 
 from rerpi_rllib import RERPIConfig, envs
-from rerpi_rllib.algorithm.learner import learner_threads
-from rerpi_rllib.core.losses import LossSettings, rerpi_loss
-from rerpi_rllib.core.networks import ActorCritic
-from rerpi_rllib.core.parallel import set_threads
+from rerpi_rllib.algorithm.networks import build_networks
+from rerpi_rllib.algorithm.process import set_up_learning
+from rerpi_rllib.core.settings import LearningSettings
+from rerpi_rllib.core.updates import make_optimizers, run_updates
 from rerpi_rllib.experiments.checkpoints import newest_checkpoint
 from rerpi_rllib.experiments.display import TrainingDisplay
 from rerpi_rllib.experiments.settings import STOP_KEYS, RunSettings
@@ -88,9 +88,9 @@ def update_seconds(config: RERPIConfig) -> float:
     """How long one update takes on this machine's CPU, measured on random data."""
     env = envs.make(config.env, **config.env_config)
     sizes = gym.spaces.flatdim(env.observation_space), gym.spaces.flatdim(env.action_space)
+    nets = build_networks(env.observation_space, env.action_space, config.model_config)
     env.close()
-    nets = ActorCritic(*sizes, **config.model_config["networks"], clip_actions=True)
-    settings = LossSettings(**config.model_config["loss"])
+    settings = replace(LearningSettings(**config.model_config["learning"]), policy_update_period=1)
     size = config.total_train_batch_size
     length = () if config.policy_evaluation == "td0" else (config.sequence_length,)
     rows = (size // config.steps_per_row, *length)
@@ -103,22 +103,19 @@ def update_seconds(config: RERPIConfig) -> float:
         "action_logp": torch.zeros(rows),
         "loss_mask": torch.ones(rows, dtype=torch.bool),
     }
-    set_threads(learner_threads(config))
+    set_up_learning(config)
+    optimizers = make_optimizers(nets)
     best = float("inf")
     for _ in range(2):
         started = time.perf_counter()
-        rerpi_loss(nets, batch, settings)[0].backward()
+        run_updates(nets, settings, batch, rows[0], optimizers=optimizers)
         best = min(best, time.perf_counter() - started)
     return best
 
 
 def _bounds(config: RERPIConfig) -> dict[str, float]:
     """The KLs that this configuration bounds, by the names of their metrics."""
-    loss = LossSettings(**config.model_config["loss"])
-    bounds = {f"kl_{part}": epsilon for part, epsilon in loss.epsilons.items()}
-    if loss.weighting == "exponential" and loss.fit != "value_gradient":
-        bounds["kl_nonparametric"] = loss.epsilon
-    return bounds
+    return {c.kl: c.epsilon for c in config.constraints if c.part != "penalty"}
 
 
 def is_machine_without_gpu() -> bool:

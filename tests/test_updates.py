@@ -1,4 +1,4 @@
-"""Updates in several threads do what they do in one."""
+"""Updates: what each does by its number, and that in several threads they do the same as in one."""
 
 import threading
 
@@ -11,23 +11,26 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
-from rerpi_rllib.algorithm import learner as learner_module
-from rerpi_rllib.algorithm import updates as updates_module
-from rerpi_rllib.algorithm.learner import RERPITorchLearner, learner_threads
+from rerpi_rllib import RERPIConfig
+from rerpi_rllib.algorithm import process
+from rerpi_rllib.algorithm.learner import RERPITorchLearner
 from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
-from rerpi_rllib.algorithm.updates import Updates
-from rerpi_rllib.core import parallel
+from rerpi_rllib.core import threads as threads_module
+from rerpi_rllib.core import updates as updates_module
 from rerpi_rllib.core.critics import Critic
+from rerpi_rllib.core.plan import plan_update
+from rerpi_rllib.core.settings import LearningSettings
+from rerpi_rllib.core.updates import run_updates
 
 
 @pytest.fixture(autouse=True)
 def one_thread_afterwards():
     yield
-    parallel.set_threads(1)
+    threads_module.set_threads(1)
 
 
 def test_work_is_shared_and_results_come_in_order():
-    parallel.set_threads(3)
+    threads_module.set_threads(3)
     together = threading.Barrier(3, timeout=30)  # Breaks unless three threads come.
 
     def square(x):
@@ -36,11 +39,11 @@ def test_work_is_shared_and_results_come_in_order():
         assert not torch.is_grad_enabled()
         return x * x
 
-    assert parallel.in_threads(square, [(x,) for x in range(20)]) == [x * x for x in range(20)]
+    assert threads_module.in_threads(square, [(x,) for x in range(20)]) == [x * x for x in range(20)]
 
 
 def test_an_error_in_another_thread_is_raised_here():
-    parallel.set_threads(2)
+    threads_module.set_threads(2)
     together = threading.Barrier(2, timeout=30)
     here = threading.get_ident()
 
@@ -50,7 +53,7 @@ def test_an_error_in_another_thread_is_raised_here():
             raise RuntimeError("elsewhere")
 
     with pytest.raises(RuntimeError, match="elsewhere"):
-        parallel.in_threads(fail_elsewhere, [(), ()])
+        threads_module.in_threads(fail_elsewhere, [(), ()])
 
 
 @pytest.mark.parametrize("states", [7, 300, 1100])
@@ -60,7 +63,7 @@ def test_critic_has_the_same_values_in_any_number_of_threads(states):
     observations, actions = torch.randn(states, 5), torch.randn(9, states, 2)
     at_once = critic(observations, actions).detach()
     for threads in (1, 2, 3):
-        parallel.set_threads(threads)
+        threads_module.set_threads(threads)
         with torch.no_grad():
             torch.testing.assert_close(critic(observations, actions), at_once)
 
@@ -97,11 +100,19 @@ def _train(learner: RERPITorchLearner) -> dict[str, torch.Tensor]:
     return learner.module[DEFAULT_MODULE_ID].unwrapped().nets.state_dict()
 
 
+def _steps_side_by_side(learner: RERPITorchLearner) -> bool:
+    return learner._how_to_step(learner.config).get("policy_thread") is not None
+
+
+def _leaves_steps_to_rllib(learner: RERPITorchLearner) -> bool:
+    return "step" in learner._how_to_step(learner.config)
+
+
 def test_critic_and_policy_learn_the_same_side_by_side(monkeypatch):
-    monkeypatch.setattr(learner_module, "_cpus_here", lambda: 2)
+    monkeypatch.setattr(process, "_available_cpus", lambda: 2)
     one_by_one, side_by_side = _learner(num_env_runners=0), _learner(num_env_runners=1)
     expected = _train(one_by_one)
-    assert side_by_side._takes_policy_steps_beside
+    assert _steps_side_by_side(side_by_side) and not _steps_side_by_side(one_by_one)
     found = _train(side_by_side)
     assert expected.keys() == found.keys()
     for name in expected:
@@ -128,15 +139,19 @@ class _OwnModule(RERPITorchRLModule):
         {"torch_skip_nan_gradients": False},
         {"log_gradients": True},
         {"_learner_class": _OwnLearner},
-        {"fit": "value_gradient", "policy": "gaussian"},
     ],
     ids=lambda settings: next(iter(settings)),
 )
 def test_what_the_user_changed_keeps_rllibs_steps(monkeypatch, settings):
-    monkeypatch.setattr(learner_module, "_cpus_here", lambda: 2)
-    assert _learner(1)._takes_policy_steps_beside
-    assert not _learner(0)._takes_policy_steps_beside
-    assert not _learner(1, **settings)._takes_policy_steps_beside
+    monkeypatch.setattr(process, "_available_cpus", lambda: 2)
+    assert not _leaves_steps_to_rllib(_learner(1))
+    assert _leaves_steps_to_rllib(_learner(1, **settings))
+
+
+def test_value_gradients_need_the_critic_and_are_not_taken_beside_its_steps(monkeypatch):
+    monkeypatch.setattr(process, "_available_cpus", lambda: 2)
+    learner = _learner(1, "gaussian", fit="value_gradient")
+    assert not _steps_side_by_side(learner) and not _leaves_steps_to_rllib(learner)
 
 
 def test_what_a_learner_of_the_users_does_with_a_minibatch_counts():
@@ -148,40 +163,58 @@ def test_what_a_learner_of_the_users_does_with_a_minibatch_counts():
 
 
 def test_a_module_of_the_users_keeps_rllibs_steps(monkeypatch):
-    monkeypatch.setattr(learner_module, "_cpus_here", lambda: 2)
+    monkeypatch.setattr(process, "_available_cpus", lambda: 2)
     learner = _learner(1)
     module = learner.module[DEFAULT_MODULE_ID]
     monkeypatch.setattr(module, "unwrapped", lambda: _OwnModule.__new__(_OwnModule))
-    assert not learner._takes_policy_steps_beside
+    assert _leaves_steps_to_rllib(learner)
 
 
 class _Nets:
     """Counts how often its targets were copied."""
 
-    copies = 0
+    def __init__(self):
+        self.copies, self.constraints, self.num_updates = 0, {}, torch.zeros((), dtype=torch.int64)
 
     def update_targets(self):
         self.copies += 1
 
 
-def test_targets_are_copied_when_the_policy_is_through():
+def _settings(target_update_period, policy_update_period, schedule="late"):
+    periods = {
+        "target_update_period": target_update_period,
+        "policy_update_period": policy_update_period,
+        "multiplier_schedule": schedule,
+    }
+    return LearningSettings.from_mapping(vars(RERPIConfig()) | periods)
+
+
+def _run_side_by_side(monkeypatch, thread, nets, settings, rows, critic_step, policy_step):
+    """Updates of one row each whose steps are the given functions."""
+    monkeypatch.setattr(updates_module, "critic_step", lambda nets, batch, *_: critic_step(batch))
+    monkeypatch.setattr(updates_module, "policy_step", lambda nets, batch, *_: policy_step(batch))
+    how = {"optimizers": {}, "policy_thread": thread, "ask_ahead": False}
+    return run_updates(nets, settings, {"rewards": torch.zeros(rows)}, 1, **how)
+
+
+def test_targets_are_copied_when_the_policy_is_through(monkeypatch):
     nets, seen = _Nets(), []
     first_updates_done = threading.Event()
 
-    def update(minibatch, improves, late):
-        assert not improves
+    def critic_step(batch):
         seen.append(("critic", nets.copies))
         if len(seen) >= 4:  # The whole first period, before a step of the policy.
             first_updates_done.set()
         return {"critic_loss": torch.zeros(())}
 
-    def improve(minibatch, late):
+    def policy_step(batch):
         assert first_updates_done.wait(30)
         seen.append(("policy", nets.copies))
         return {"kl_mu": torch.tensor(float(len(seen)))}
 
-    columns = {"rewards": torch.zeros(8)}
-    means = Updates(4, 2).run(nets, columns, 1, update, improve)
+    thread = threads_module.one_torch_thread_each(1)
+    steps = (critic_step, policy_step)
+    means = _run_side_by_side(monkeypatch, thread, nets, _settings(4, 2), 8, *steps)
     assert sorted(seen) == [
         *[("critic", 0)] * 4,
         *[("critic", 1)] * 4,
@@ -193,75 +226,75 @@ def test_targets_are_copied_when_the_policy_is_through():
 
 
 def test_what_is_prepared_together_has_no_copy_in_between(monkeypatch):
-    monkeypatch.setattr(updates_module, "_STEPS_PREPARED", 6)
+    monkeypatch.setattr(updates_module, "_STEPS_ASKED_AT_ONCE", 6)
     nets, seen, prepared = _Nets(), [], []
 
-    def prepare(minibatches, improves):
-        prepared.append((len(minibatches), improves))
-        return [{**minibatch, "copies": nets.copies} for minibatch in minibatches]
+    def ask(nets, batches, settings):
+        prepared.append([batch["plan"].improve_policy for batch in batches])
+        return [{**batch, "copies": nets.copies} for batch in batches]
 
-    def update(minibatch, improves, late):
-        assert minibatch["copies"] == nets.copies  # Not older than the last copy.
-        seen.append((minibatch["rewards"].tolist(), improves))
+    def step(batch):
+        assert batch["copies"] == nets.copies  # Not older than the last copy.
+        seen.append((batch["rewards"].tolist(), batch["plan"].improve_policy))
         return {"critic_loss": torch.zeros(())}
 
-    updates = Updates(4, 2)
+    monkeypatch.setattr(updates_module, "ask_target_networks", ask)
     for rows in (torch.arange(6.0), torch.arange(6.0, 22.0)):
-        updates.run(nets, {"rewards": rows}, 2, update, prepare=prepare)
+        run_updates(nets, _settings(4, 2), {"rewards": rows}, 2, step=step)
     # Three minibatches at once at most, in periods of four.
-    assert [size for size, _ in prepared] == [3, 1, 3, 1, 3]
-    assert [flag for _, flags in prepared for flag in flags] == [flag for _, flag in seen]
+    assert [len(flags) for flags in prepared] == [3, 1, 3, 1, 3]
+    assert [flag for flags in prepared for flag in flags] == [flag for _, flag in seen]
     assert [row for rows, _ in seen for row in rows] == list(range(22))
+    assert int(nets.num_updates) == 11
 
 
 @pytest.mark.parametrize("period,expected", [(1, 8), (2, 4), (3, 2), (4, 2), (8, 2)])
 def test_multipliers_learn_late_in_every_period(period, expected):
-    seen = []
-
-    def update(minibatch, improves, late):
-        seen.append(late)
-        return {"critic_loss": torch.zeros(())}
-
-    Updates(period, 1).run(_Nets(), {"rewards": torch.zeros(8)}, 1, update)
-    assert sum(seen) == expected
-    assert all(seen[period - 1 :: period])
+    moved = {}
+    for schedule in ("late", "always"):
+        settings = _settings(period, 1, schedule)
+        plans = [plan_update(number, settings) for number in range(1, 9)]
+        moved[schedule] = [plan.moves(settings.constraints()[0]) for plan in plans]
+    assert sum(moved["late"]) == expected
+    assert all(moved["late"][period - 1 :: period]) and all(moved["always"])
 
 
 @pytest.mark.parametrize("who", ["critic", "policy"])
-def test_nothing_goes_on_after_an_error(who):
+def test_nothing_goes_on_after_an_error(monkeypatch, who):
     updated, improved = [], []
     all_are_waiting = threading.Event()
 
-    def update(minibatch, improves, late):
-        updated.append(minibatch)
+    def critic_step(batch):
+        updated.append(batch)
         if len(updated) == 100:
             all_are_waiting.set()
             if who == "critic":
                 raise ArithmeticError(who)
         return {}
 
-    def improve(minibatch, late):
+    def policy_step(batch):
         assert all_are_waiting.wait(30)
-        improved.append(minibatch)
+        improved.append(batch)
         if who == "policy":
             raise ArithmeticError(who)
         return {}
 
-    nets, updates = _Nets(), Updates(1000, 1)
+    nets, thread = _Nets(), threads_module.one_torch_thread_each(1)
+    steps = (critic_step, policy_step)
     with pytest.raises(ArithmeticError, match=who):
-        updates.run(nets, {"rewards": torch.zeros(100)}, 1, update, improve)
+        _run_side_by_side(monkeypatch, thread, nets, _settings(1000, 1), 100, *steps)
     before = len(improved)
-    updates._policy_thread.submit(lambda: None).result()  # Comes after what is waiting there.
+    thread.submit(lambda: None).result()  # Comes after what is waiting there.
     assert len(improved) == before and nets.copies == 0
 
 
 def test_threads_are_those_of_the_machine_and_of_env_runners_that_wait(monkeypatch):
-    monkeypatch.setattr(learner_module, "_cpus_here", lambda: 4)
+    monkeypatch.setattr(process, "_available_cpus", lambda: 4)
     config = tiny_config()
-    assert learner_threads(config) == 1
+    assert process.learner_threads(config) == 1
     config.env_runners(num_env_runners=2)
-    assert learner_threads(config) == 3
+    assert process.learner_threads(config) == 3
     config.training(updates_per_env_step=None)
-    assert learner_threads(config) == 1
+    assert process.learner_threads(config) == 1
     config.resources(num_cpus_for_main_process=16)
-    assert learner_threads(config) == 4
+    assert process.learner_threads(config) == 4

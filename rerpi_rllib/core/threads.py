@@ -1,4 +1,4 @@
-"""Threads of an update on the CPU: few, each with work of its own.
+"""The threads of an update on the CPU: few of them, each with work of its own.
 
 torch's own threads meet in every operation, which for networks and batches of a few hundred costs as
 much as it gains.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,12 +18,12 @@ _num_threads = 1
 
 
 def one_torch_thread_each(threads: int) -> ThreadPoolExecutor:
-    """A pool whose threads start when they are first needed."""
+    """Make a pool whose threads start when they are first needed."""
     return ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
 
 def set_threads(threads: int) -> None:
-    """Threads for this process's updates; torch's own operations take one each."""
+    """Set the number of threads for this process's updates; torch's operations take one each."""
     global _helpers, _num_threads
     torch.set_num_threads(1)
     if threads != _num_threads:
@@ -31,21 +31,23 @@ def set_threads(threads: int) -> None:
         _num_threads = threads
 
 
-def in_threads(function: Callable[..., _Result], arguments: Sequence[tuple]) -> list[_Result]:
-    """The function's value for each of the arguments, without gradients."""
+def in_threads(
+    function: Callable[..., _Result], arguments: Sequence[tuple[Any, ...]]
+) -> list[_Result]:
+    """Call the function with each of the arguments, without gradients, in this process's threads."""
     results: dict[int, _Result] = {}
-    left = iter(range(len(arguments)))  # Each number goes to one thread.
+    remaining = iter(range(len(arguments)))  # Each number goes to one thread.
 
     @torch.no_grad()
     def work() -> None:
-        for index in left:
+        for index in remaining:
             results[index] = function(*arguments[index])
 
     wanted = min(_num_threads, len(arguments)) - 1
     helpers = [_helpers.submit(work) for _ in range(wanted)] if _helpers else []
     try:
         work()
-    finally:  # Nothing goes on after an error.
+    finally:  # After an error nothing keeps running.
         wait([helper for helper in helpers if not helper.cancel()])
     for helper in helpers:
         if not helper.cancelled():

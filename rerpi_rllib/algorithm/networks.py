@@ -1,0 +1,76 @@
+"""From settings and spaces to the networks, their constraints, and actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import gymnasium as gym
+from torch import Tensor
+
+from rerpi_rllib.algorithm.spaces import check_spaces, is_bounded
+from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.policies import Distribution
+from rerpi_rllib.core.settings import LearningSettings
+
+
+def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick what modules and policies need out of all settings, in plain dictionaries.
+
+    ``policy`` and ``critic`` are the arguments of :class:`ActorCritic`, ``learning`` those of
+    :class:`LearningSettings`.
+    """
+    return {
+        "policy": {
+            "kind": config["policy"],
+            "layers": tuple(config["policy_layers"]),
+            "covariance_layers": config["covariance_layers"] and tuple(config["covariance_layers"]),
+            "num_components": config["num_mixture_components"],
+            **{
+                key: config[key]
+                for key in ("initial_stddev", "min_stddev", "tanh_mean", "tanh_observations")
+            },
+        },
+        "critic": {
+            "kind": config["critic"],
+            "layers": tuple(config["critic_layers"]),
+            "value_range": tuple(config["value_range"]),
+            **{key: config[key] for key in ("num_critics", "num_atoms", "tanh_observations")},
+        },
+        "learning": asdict(LearningSettings.from_mapping(config)),
+    }
+
+
+def build_networks(
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+    model_config: Mapping[str, Any],
+    inference_only: bool = False,
+) -> ActorCritic:
+    """Build the networks for these spaces, which are checked first."""
+    check_spaces(observation_space, action_space, model_config["policy"]["kind"])
+    bounded = is_bounded(action_space)
+    return ActorCritic(
+        gym.spaces.flatdim(observation_space),
+        gym.spaces.flatdim(action_space),
+        policy=model_config["policy"],
+        critic=model_config["critic"],
+        clip_actions=bounded,
+        constraints=LearningSettings(**model_config["learning"]).constraints(bounded),
+        inference_only=inference_only,
+    )
+
+
+def act(
+    nets: ActorCritic, observations: Tensor, explore: bool
+) -> tuple[Tensor, Tensor, Distribution]:
+    """Choose actions.
+
+    Returns:
+        The actions as the environment has them, before scaling and clipping; the same as networks
+        and distributions have them; and the policy at the observations.
+    """
+    policy: Distribution = nets.policy(observations)
+    actions = policy.sample(1)[0] if explore else policy.mode
+    return nets.policy.decode_actions(actions), actions, policy

@@ -1,0 +1,42 @@
+"""Which observation and action spaces are supported."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+
+from rerpi_rllib.core.policies import POLICIES
+
+
+def check_spaces(
+    observation_space: gym.Space[object], action_space: gym.Space[object], policy: str
+) -> None:
+    """Raise ``ValueError`` unless observations are vectors and actions suit the kind of policy."""
+    _check_vector("observation", observation_space, "vector observations are needed")
+    if not POLICIES[policy].is_discrete:
+        hint = f"policy={policy!r} needs continuous actions"
+        if isinstance(action_space, gym.spaces.Discrete):
+            hint = f"policy='categorical' is for discrete actions, {hint}"
+        _check_vector("action", action_space, hint)
+    elif not isinstance(action_space, gym.spaces.Discrete) or action_space.start != 0:
+        raise ValueError(
+            f"The action space is {action_space}; policy={policy!r} needs discrete actions, "
+            "a Discrete that starts at 0."
+        )
+
+
+def is_bounded(action_space: gym.Space[object]) -> bool:
+    """Tell whether actions have bounds, to which they are scaled and clipped."""
+    return isinstance(action_space, gym.spaces.Box) and bool(action_space.is_bounded())
+
+
+def _check_vector(name: str, space: gym.Space[object], hint: str) -> None:
+    if not isinstance(space, gym.spaces.Box):
+        raise ValueError(f"The {name} space is {space}; {hint}, a Box of one dimension.")
+    if len(space.shape) != 1 or space.shape[0] == 0:
+        raise ValueError(
+            f"The {name} space has shape {space.shape} (images and the like); "
+            f"{hint}, a Box of one dimension."
+        )
+    if not np.issubdtype(space.dtype, np.floating):
+        raise ValueError(f"The {name} space has dtype {space.dtype}; {hint}, float32 or float64.")

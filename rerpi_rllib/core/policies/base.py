@@ -1,0 +1,170 @@
+"""What every policy has: a distribution over actions and the network that computes it.
+
+Actions are in normalised units and neither squashed nor clipped. Discrete actions are one-hot.
+
+Shapes: B states, O observation features, D action dimensions (or the number of discrete actions);
+``actions`` is ``[..., B, D]``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+
+from rerpi_rllib.core.layers import body
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a policy that Step 3 fits and bounds by itself (section 4.2 of the paper).
+
+    Args:
+        name: names the setting ``epsilon_<name>`` and the metrics ``kl_<name>``, ``alpha_<name>``.
+        label: the same in words, for people.
+        epsilon: the default bound.
+        per_dimension: whether there is a KL of each action dimension to bound.
+    """
+
+    name: str
+    label: str
+    epsilon: float
+    per_dimension: bool = False
+
+
+# The bound of a whole policy: of the coupled fit, and of distributions with a single part.
+WHOLE_POLICY = Part("pi", "policy", 1e-3)
+
+
+class Distribution(ABC):
+    """A distribution over actions for each of B states; a frozen dataclass of tensors."""
+
+    @abstractmethod
+    def sample(self, n: int) -> Tensor:
+        """Draw ``n`` actions for each state, ``[n, B, D]``, without gradients."""
+
+    @abstractmethod
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """Return the log-density ``[..., B]`` of ``actions`` ``[..., B, D]``."""
+
+    @property
+    @abstractmethod
+    def mode(self) -> Tensor:
+        """The greedy action of each state, ``[B, D]``."""
+
+    @abstractmethod
+    def hybrids(self, target: Self) -> Mapping[str, Distribution]:
+        """Combine, for each part, this distribution's part with all other parts of ``target``."""
+
+    @abstractmethod
+    def part_kls(self, target: Self) -> dict[str, Tensor]:
+        """Return ``KL(target || hybrid)`` for each part: ``[B, D]``, or ``[B]`` if it is joint."""
+
+    @abstractmethod
+    def kl(self, target: Self) -> Tensor:
+        """Return ``KL(target || self)``, ``[B]``."""
+
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """Return the entropy, ``[B]``, or a bound on it where there is no closed form."""
+
+    @abstractmethod
+    def metrics(self) -> dict[str, Tensor]:
+        """Return what to watch: how wide the distribution is."""
+
+    @abstractmethod
+    def to_inputs(self) -> Tensor:
+        """Join all parameters in one tensor, ``[B, K]``."""
+
+    @classmethod
+    @abstractmethod
+    def from_inputs(cls, inputs: Tensor, action_size: int) -> Self:
+        """Invert :meth:`to_inputs`."""
+
+    def split(self, sizes: list[int]) -> list[Self]:
+        """Split along the batch dimension into chunks of the given sizes."""
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
+        tensors = [getattr(self, name).split(sizes) for name in names]
+        return [type(self)(*chunks) for chunks in zip(*tensors)]
+
+    def candidates(self, n: int) -> tuple[Tensor, Tensor | None]:
+        """Return actions ``[N, B, D]`` that represent the policy: by default ``n`` samples.
+
+        The second result is their log-probabilities ``[N, B]`` where they are not samples.
+        """
+        return self.sample(n), None
+
+    def cross_entropy(self, actions: Tensor, weights: Tensor) -> Tensor:
+        """Return ``-sum_i w_i log p(a_i)``, averaged over states; the arguments are constants."""
+        return -(weights * self.log_prob(actions)).sum(dim=0).mean()
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """The shape of a policy's network; the names are those of the algorithm's settings.
+
+    Args:
+        layers: sizes of the hidden layers.
+        covariance_layers: hidden layers of the network that computes the covariance (and the weights
+            of a mixture). With a network of its own, a step of the mean leaves the covariance where
+            it is. None computes all parts from the same hidden layers, as the paper does.
+        initial_stddev: the standard deviation before training, or for ever if it is not learned.
+        min_stddev: its square is added to the variance that the network computes.
+        tanh_mean: whether to keep the mean inside [-1, 1].
+        tanh_observations: whether to pass observations through tanh first.
+        num_components: the number of Gaussians in a mixture.
+    """
+
+    layers: Sequence[int]
+    covariance_layers: Sequence[int] | None = (64, 64)
+    initial_stddev: float = 0.5
+    min_stddev: float = 0.0
+    tanh_mean: bool = False
+    tanh_observations: bool = False
+    num_components: int = 3
+
+
+class Policy(nn.Module, ABC):
+    """A network from states to a :class:`Distribution`."""
+
+    PARTS: ClassVar[tuple[Part, ...]]
+    DISTRIBUTION: ClassVar[type[Distribution]]
+    # Whether actions are the choice of one out of D.
+    is_discrete: ClassVar[bool] = False
+    # Whether `reparameterized_sample` passes gradients on to the parameters.
+    is_reparameterizable: ClassVar[bool] = False
+
+    def __init__(self, observation_size: int, action_size: int, settings: PolicySettings) -> None:
+        super().__init__()
+        self.action_size, self.settings = action_size, settings
+        self.body = body(observation_size, settings.layers)
+
+    @abstractmethod
+    def distribution(self, observations: Tensor) -> Distribution:
+        """Compute the distribution at ``observations`` ``[B, O]``."""
+
+    def forward(self, observations: Tensor) -> Any:
+        """Return the distribution at ``observations`` ``[B, O]``."""
+        return self.distribution(
+            observations.tanh() if self.settings.tanh_observations else observations
+        )
+
+    def encode_actions(self, actions: Tensor) -> Tensor:
+        """Convert the environment's actions to those that networks and distributions work with."""
+        return actions
+
+    def decode_actions(self, actions: Tensor) -> Tensor:
+        """Invert :meth:`encode_actions`."""
+        return actions
+
+
+def output_layer(inputs: int, outputs: int, bias: float = 0.0) -> nn.Linear:
+    """Make a linear layer with near-zero weights: at the start every state has the same policy."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.normal_(layer.weight, std=1e-2 / math.sqrt(inputs))
+    nn.init.constant_(layer.bias, bias)
+    return layer
