@@ -75,8 +75,9 @@ class ActionDistribution(RLlibDistribution):
 class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
     """Online and target policy and critic and the Lagrange multipliers in one module.
 
-    ``model_config`` is made by :func:`~rerpi_rllib.algorithm.networks.model_settings`. Being parameters
-    of the module, the multipliers are checkpointed with it and averaged over several learners.
+    ``model_config`` is that of :func:`~rerpi_rllib.algorithm.networks.model_settings`. The multipliers
+    are parameters of the module, so they are checkpointed with it, and their gradients are averaged
+    over several learners.
     """
 
     def setup(self) -> None:

@@ -1,6 +1,6 @@
 """The mathematics of the paper in torch: no Ray, no Gymnasium, no files.
 
-``evaluation`` is Step 1, ``weights`` Step 2 and ``fitting`` Step 3; ``losses`` puts them together, and
+``evaluation`` is Step 1, ``weights`` Step 2 and ``fitting`` Step 3. ``losses`` puts them together, and
 ``updates`` takes the steps.
 """
 

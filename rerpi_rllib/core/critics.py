@@ -83,7 +83,7 @@ class CategoricalHead(Head):
 
 
 class QuantileHead(Head):
-    """Quantiles of the return at the midpoints of equal shares, fitted by quantile Huber regression."""
+    """Quantiles of the return at the midpoints of equal shares, fitted by the quantile Huber loss."""
 
     learns_from_atoms = True
     levels: Tensor

@@ -118,8 +118,8 @@ def run_updates(
         policy_thread: takes the policy's steps beside the critic's. Between two target copies neither
             depends on the other, except with value gradients, where it must not be given.
         step: takes the steps in place of ``optimizers``.
-        ask_ahead: whether to ask the target networks for several updates at once. Otherwise the losses
-            of each update ask them.
+        ask_ahead: whether to ask the target networks for several updates at once. Otherwise the
+            losses of each update ask them.
 
     Returns:
         The mean of each metric over the updates.
