@@ -108,9 +108,8 @@ class Tilted(DiagonalGaussian):
 
 class TiltedPolicy(GaussianPolicy):
     PARTS = (GaussianPolicy.PARTS[0], Part("tilt", "tilt of the robot", 3e-4, per_dimension=True))
-    DISTRIBUTION = Tilted
 
-    def distribution(self, observations):
+    def forward(self, observations):
         mean, stddev, _ = self.parameters_at(observations)
         return Tilted(mean, stddev)
 

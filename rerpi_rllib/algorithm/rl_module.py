@@ -27,23 +27,24 @@ class ActionDistribution(RLlibDistribution):
     """
 
     policy: Policy
+    example: Distribution
 
     @classmethod
+    @torch.no_grad()
     def of(cls, policy: Policy) -> type[ActionDistribution]:
-        return type(cls.__name__, (cls,), {"policy": policy})
+        example = policy(torch.zeros(1, policy.observation_size))
+        return type(cls.__name__, (cls,), {"policy": policy, "example": example})
 
     def __init__(self, distribution: Distribution, greedy: bool = False) -> None:
         self.distribution, self.greedy = distribution, greedy
 
     @classmethod
     def from_logits(cls, logits: Tensor, **kwargs: Any) -> ActionDistribution:
-        policy = cls.policy
-        return cls(policy.DISTRIBUTION.from_inputs(logits, policy.action_size))
+        return cls(cls.example.from_inputs(logits))
 
     @classmethod
     def required_input_dim(cls, space: Any, **kwargs: Any) -> int:
-        observation = next(cls.policy.parameters()).new_zeros(1, cls.policy.body[0].in_features)
-        return int(cls.policy(observation).to_inputs().shape[-1])
+        return cls.example.to_inputs().shape[-1]
 
     def to_deterministic(self) -> ActionDistribution:
         return type(self)(self.distribution, greedy=True)
@@ -75,9 +76,9 @@ class ActionDistribution(RLlibDistribution):
 class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
     """Online and target policy and critic and the Lagrange multipliers in one module.
 
-    ``model_config`` is that of :func:`~rerpi_rllib.algorithm.networks.model_settings`. The multipliers
-    are parameters of the module, so they are checkpointed with it, and their gradients are averaged
-    over several learners.
+    ``model_config`` is what :func:`~rerpi_rllib.algorithm.networks.model_settings` returns. The
+    multipliers are parameters of the module, so they are checkpointed with it, and their gradients
+    are averaged over several learners.
     """
 
     def setup(self) -> None:

@@ -32,7 +32,9 @@ class Fit:
             updates would throw its running averages off. One scale for all parts would let the
             covariance's multiplier set the size of the mean's steps.
         kls: the mean KL over states of each constraint by part, ``[D]`` if it is per dimension.
-        dual_losses: alpha * (epsilon - KL) by part, which moves the multiplier only.
+        dual_losses: alpha * (epsilon - KL) by part, which moves the multiplier only. Their sum is
+            ``dual_loss``.
+        kl_mu, kl_sigma, kl: the KLs of a Gaussian's two parts, and of a coupled fit.
     """
 
     policy_loss: Tensor
@@ -40,6 +42,11 @@ class Fit:
     scaled_loss: Tensor
     kls: Mapping[str, Tensor]
     dual_losses: Mapping[str, Tensor]
+
+    dual_loss = property(lambda self: sum(self.dual_losses.values()))
+    kl_mu = property(lambda self: self.kls["mu"])
+    kl_sigma = property(lambda self: self.kls["sigma"])
+    kl = property(lambda self: self.kls[WHOLE_POLICY.name])
 
 
 def fit_policy(
@@ -99,27 +106,6 @@ def fit_policy(
 # -- The same for a diagonal Gaussian given by its tensors. --
 
 
-@dataclass(frozen=True)
-class DecoupledFit:
-    """The result of :func:`decoupled_fit`: scalars, except the KLs of a per-dimension fit."""
-
-    policy_loss: Tensor
-    kl_mu: Tensor
-    kl_sigma: Tensor
-    penalty: Tensor
-    dual_loss: Tensor
-
-
-@dataclass(frozen=True)
-class CoupledFit:
-    """The result of :func:`coupled_fit`: scalars."""
-
-    policy_loss: Tensor
-    kl: Tensor
-    penalty: Tensor
-    dual_loss: Tensor
-
-
 def _bound(
     part: str, alpha: Tensor | float, epsilon: float, per_dimension: bool = False
 ) -> tuple[Constraint, Tensor | float]:
@@ -139,7 +125,7 @@ def decoupled_fit(
     epsilon_mu: float,
     epsilon_sigma: float,
     per_dimension: bool = False,
-) -> DecoupledFit:
+) -> Fit:
     """Fit mean and covariance separately, each with its own bound: the paper's method.
 
     The mean is fitted with the target's covariance and the covariance around the target's mean, so
@@ -160,7 +146,7 @@ def decoupled_fit(
         if ``per_dimension``), ``penalty`` (moves the policy only), ``dual_loss`` (moves the
         multipliers only).
     """
-    fit = fit_policy(
+    return fit_policy(
         "decoupled",
         DiagonalGaussian(mean, stddev),
         DiagonalGaussian(target_mean.detach(), target_stddev.detach()),
@@ -171,8 +157,6 @@ def decoupled_fit(
             _bound("sigma", alpha_sigma, epsilon_sigma, per_dimension),
         ],
     )
-    dual_loss = fit.dual_losses["mu"] + fit.dual_losses["sigma"]
-    return DecoupledFit(fit.policy_loss, fit.kls["mu"], fit.kls["sigma"], fit.penalty, dual_loss)
 
 
 def coupled_fit(
@@ -184,12 +168,12 @@ def coupled_fit(
     target_stddev: Tensor,
     alpha: Tensor | float,
     epsilon: float,
-) -> CoupledFit:
+) -> Fit:
     """Fit with one likelihood and one bound, ``KL(pi_target || pi) < epsilon``: MPO's fit.
 
     The arguments are those of :func:`decoupled_fit`, with one multiplier.
     """
-    fit = fit_policy(
+    return fit_policy(
         "coupled",
         DiagonalGaussian(mean, stddev),
         DiagonalGaussian(target_mean.detach(), target_stddev.detach()),
@@ -197,7 +181,6 @@ def coupled_fit(
         weights,
         [_bound("pi", alpha, epsilon)],
     )
-    return CoupledFit(fit.policy_loss, fit.kls["pi"], fit.penalty, fit.dual_losses["pi"])
 
 
 def bandit_update(

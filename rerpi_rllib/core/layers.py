@@ -45,6 +45,7 @@ def after_first_layer(sizes: Sequence[int]) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def body(inputs: int, sizes: Sequence[int]) -> nn.Sequential:
+def body(inputs: int, sizes: Sequence[int], tanh_inputs: bool = False) -> nn.Sequential:
     """Make the hidden layers of a network, from its inputs on."""
-    return nn.Sequential(nn.Linear(inputs, sizes[0]), *after_first_layer(sizes))
+    first = [Tanh()] if tanh_inputs else []
+    return nn.Sequential(*first, nn.Linear(inputs, sizes[0]), *after_first_layer(sizes))

@@ -70,21 +70,17 @@ class LearningSettings:
             )
             for part in parts
         ]
-        if self.weighting == "exponential":
-            constraints.append(
-                self._weights_bound("nonparametric", "weights", self.epsilon, "temperature")
-            )
-        if self.epsilon_penalty is not None and bounded_actions and not policy.is_discrete:
-            constraints.append(
-                self._weights_bound(
-                    "penalty", "action penalty", self.epsilon_penalty, "penalty_temperature"
+        penalty = self.epsilon_penalty if bounded_actions and not policy.is_discrete else None
+        for part, label, epsilon, multiplier in (
+            ("nonparametric", "weights", self.epsilon, "temperature"),
+            ("penalty", "action penalty", penalty, "penalty_temperature"),
+        ):
+            if epsilon is not None and (part == "penalty" or self.weighting == "exponential"):
+                learned = self.temperature_solver == "adam"
+                constraints.append(
+                    Constraint(part, label, epsilon, multiplier, learned=learned, minimum=1e-8)
                 )
-            )
         return tuple(constraints)
-
-    def _weights_bound(self, *names_and_bound: Any) -> Constraint:
-        learned = self.temperature_solver == "adam"
-        return Constraint(*names_and_bound, learned=learned, minimum=1e-8)
 
 
 def all_parts() -> list[Part]:

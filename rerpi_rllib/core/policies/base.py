@@ -12,8 +12,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
 from rerpi_rllib.core.layers import body
@@ -76,20 +77,25 @@ class Distribution(ABC):
     def metrics(self) -> dict[str, Tensor]:
         """Return what to watch: how wide the distribution is."""
 
-    @abstractmethod
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The parameters, each ``[B, ...]``."""
+        return [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
+
     def to_inputs(self) -> Tensor:
         """Join all parameters in one tensor, ``[B, K]``."""
+        return torch.cat([tensor.flatten(1) for tensor in self.tensors], dim=-1)
 
-    @classmethod
-    @abstractmethod
-    def from_inputs(cls, inputs: Tensor, action_size: int) -> Self:
-        """Invert :meth:`to_inputs`."""
+    def from_inputs(self, inputs: Tensor) -> Self:
+        """Invert :meth:`to_inputs` for a distribution with parameters like this one's."""
+        sizes = [tensor[0].numel() for tensor in self.tensors]
+        chunks = zip(torch.split(inputs, sizes, dim=-1), self.tensors)
+        return type(self)(*(chunk.view(-1, *tensor.shape[1:]) for chunk, tensor in chunks))
 
     def split(self, sizes: list[int]) -> list[Self]:
         """Split along the batch dimension into chunks of the given sizes."""
-        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
-        tensors = [getattr(self, name).split(sizes) for name in names]
-        return [type(self)(*chunks) for chunks in zip(*tensors)]
+        chunks = zip(*(torch.split(tensor, sizes) for tensor in self.tensors))
+        return [type(self)(*tensors) for tensors in chunks]
 
     def candidates(self, n: int) -> tuple[Tensor, Tensor | None]:
         """Return actions ``[N, B, D]`` that represent the policy: by default ``n`` samples.
@@ -132,7 +138,6 @@ class Policy(nn.Module, ABC):
     """A network from states to a :class:`Distribution`."""
 
     PARTS: ClassVar[tuple[Part, ...]]
-    DISTRIBUTION: ClassVar[type[Distribution]]
     # Whether actions are the choice of one out of D.
     is_discrete: ClassVar[bool] = False
     # Whether `reparameterized_sample` passes gradients on to the parameters.
@@ -140,18 +145,17 @@ class Policy(nn.Module, ABC):
 
     def __init__(self, observation_size: int, action_size: int, settings: PolicySettings) -> None:
         super().__init__()
-        self.action_size, self.settings = action_size, settings
-        self.body = body(observation_size, settings.layers)
+        self.observation_size, self.action_size = observation_size, action_size
+        self.settings = settings
+        self.body = self.make_body(settings.layers)
+
+    def make_body(self, layers: Sequence[int]) -> nn.Sequential:
+        """Make hidden layers on the observations."""
+        return body(self.observation_size, layers, self.settings.tanh_observations)
 
     @abstractmethod
-    def distribution(self, observations: Tensor) -> Distribution:
-        """Compute the distribution at ``observations`` ``[B, O]``."""
-
-    def forward(self, observations: Tensor) -> Any:
+    def forward(self, observations: Tensor) -> Distribution:
         """Return the distribution at ``observations`` ``[B, O]``."""
-        return self.distribution(
-            observations.tanh() if self.settings.tanh_observations else observations
-        )
 
     def encode_actions(self, actions: Tensor) -> Tensor:
         """Convert the environment's actions to those that networks and distributions work with."""

@@ -68,26 +68,18 @@ class Categorical(Distribution):
     def metrics(self) -> dict[str, Tensor]:
         return {"policy_entropy": self.entropy().mean()}
 
-    def to_inputs(self) -> Tensor:
-        return self.logits
-
-    @classmethod
-    def from_inputs(cls, inputs: Tensor, action_size: int) -> Self:
-        return cls(inputs)
-
 
 class CategoricalPolicy(Policy):
     """A policy for discrete actions; outside of the networks they are numbers from 0 to D - 1."""
 
     PARTS = (WHOLE_POLICY,)
-    DISTRIBUTION = Categorical
     is_discrete = True
 
     def __init__(self, observation_size: int, action_size: int, settings: PolicySettings) -> None:
         super().__init__(observation_size, action_size, settings)
         self.logits = output_layer(settings.layers[-1], action_size)
 
-    def distribution(self, observations: Tensor) -> Distribution:
+    def forward(self, observations: Tensor) -> Distribution:
         return Categorical(self.logits(self.body(observations)))
 
     def encode_actions(self, actions: Tensor) -> Tensor:

@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rerpi_rllib.core.layers import body
-from rerpi_rllib.core.policies.base import (
-    Distribution,
-    Part,
-    Policy,
-    PolicySettings,
-    output_layer,
-)
+from rerpi_rllib.core.policies.base import Distribution, Part, Policy, PolicySettings, output_layer
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -116,10 +109,9 @@ class DiagonalGaussian(Gaussian):
         """Join mean and log stddev, which is RLlib's order for a diagonal Gaussian."""
         return torch.cat([self.mean, self.stddev.log()], dim=-1)
 
-    @classmethod
-    def from_inputs(cls, inputs: Tensor, action_size: int) -> Self:
-        mean, log_stddev = inputs.split(action_size, dim=-1)
-        return cls(mean, log_stddev.exp())
+    def from_inputs(self, inputs: Tensor) -> Self:
+        mean, log_stddev = torch.chunk(inputs, 2, dim=-1)
+        return type(self)(mean, log_stddev.exp())
 
 
 @dataclass(frozen=True)
@@ -182,23 +174,14 @@ class FullGaussian(Gaussian):
         # The square root of the covariance's diagonal is the length of the factor's rows.
         return {"policy_stddev_mean": torch.linalg.vector_norm(self.cholesky, dim=-1).mean()}
 
-    def to_inputs(self) -> Tensor:
-        return torch.cat([self.mean, self.cholesky.flatten(-2)], dim=-1)
-
-    @classmethod
-    def from_inputs(cls, inputs: Tensor, action_size: int) -> Self:
-        mean, cholesky = inputs.split([action_size, action_size**2], dim=-1)
-        return cls(mean, cholesky.unflatten(-1, (action_size, action_size)))
-
 
 class GaussianPolicy(Policy):
     """The paper's policy: mean and standard deviation of each action dimension."""
 
-    PARTS = (
+    PARTS: ClassVar[tuple[Part, ...]] = (
         Part("mu", "mean", 5e-4, per_dimension=True),
         Part("sigma", "covariance", 1e-5, per_dimension=True),
     )
-    DISTRIBUTION: ClassVar[type[Distribution]] = DiagonalGaussian
     is_reparameterizable = True
 
     def __init__(
@@ -207,7 +190,7 @@ class GaussianPolicy(Policy):
         super().__init__(observation_size, action_size, settings)
         hidden, layers = settings.layers[-1], settings.covariance_layers
         self.mean = output_layer(hidden, components * action_size)
-        self.covariance_body = body(observation_size, layers) if layers else None
+        self.covariance_body = self.make_body(layers) if layers else None
         self.covariance_hidden = layers[-1] if layers else hidden
         learned = math.sqrt(settings.initial_stddev**2 - settings.min_stddev**2)
         self.stddev = output_layer(
@@ -227,7 +210,7 @@ class GaussianPolicy(Policy):
             stddev = (stddev.square() + self.settings.min_stddev**2).sqrt()
         return mean, stddev, hidden
 
-    def distribution(self, observations: Tensor) -> Distribution:
+    def forward(self, observations: Tensor) -> Distribution:
         mean, stddev, _ = self.parameters_at(observations)
         return DiagonalGaussian(mean, stddev)
 
@@ -236,7 +219,6 @@ class FullGaussianPolicy(GaussianPolicy):
     """A Gaussian policy whose action dimensions are correlated."""
 
     PARTS = (Part("mu", "mean", 5e-4), Part("sigma", "covariance", 1e-5))
-    DISTRIBUTION = FullGaussian
 
     _rows: Tensor
     _columns: Tensor
@@ -249,7 +231,7 @@ class FullGaussianPolicy(GaussianPolicy):
         if action_size > 1:
             self.below_diagonal = output_layer(self.covariance_hidden, len(rows))
 
-    def distribution(self, observations: Tensor) -> Distribution:
+    def forward(self, observations: Tensor) -> Distribution:
         mean, stddev, hidden = self.parameters_at(observations)
         cholesky = torch.diag_embed(stddev)
         if self.action_size > 1:
@@ -261,7 +243,6 @@ class DeterministicPolicy(Policy):
     """A mean with exploration noise of a fixed standard deviation."""
 
     PARTS = (Part("mu", "mean", 5e-4, per_dimension=True),)
-    DISTRIBUTION = DeterministicWithNoise
     is_reparameterizable = True
 
     fixed_stddev: Tensor
@@ -271,7 +252,7 @@ class DeterministicPolicy(Policy):
         self.mean = output_layer(settings.layers[-1], action_size)
         self.register_buffer("fixed_stddev", torch.full((action_size,), settings.initial_stddev))
 
-    def distribution(self, observations: Tensor) -> Distribution:
+    def forward(self, observations: Tensor) -> Distribution:
         mean = self.mean(self.body(observations))
         if self.settings.tanh_mean:
             mean = mean.tanh()

@@ -8,7 +8,6 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from rerpi_rllib.core.layers import body
 from rerpi_rllib.core.policies.base import Distribution, Part, PolicySettings, output_layer
 from rerpi_rllib.core.policies.categorical import Categorical, categorical_kl
 from rerpi_rllib.core.policies.gaussian import DiagonalGaussian, GaussianPolicy
@@ -78,23 +77,11 @@ class GaussianMixture(Distribution):
             "mixture_entropy": Categorical(self.logits).entropy().mean(),
         }
 
-    def to_inputs(self) -> Tensor:
-        return torch.cat([self.logits, self.mean.flatten(-2), self.stddev.flatten(-2)], dim=-1)
-
-    @classmethod
-    def from_inputs(cls, inputs: Tensor, action_size: int) -> Self:
-        components = inputs.shape[-1] // (1 + 2 * action_size)
-        size = components * action_size
-        logits, mean, stddev = inputs.split([components, size, size], dim=-1)
-        shape = (components, action_size)
-        return cls(logits, mean.unflatten(-1, shape), stddev.unflatten(-1, shape))
-
 
 class MixturePolicy(GaussianPolicy):
     """A policy with ``num_components`` diagonal Gaussians."""
 
     PARTS = (*GaussianPolicy.PARTS, Part("mixture", "mixture weights", 1e-4))
-    DISTRIBUTION = GaussianMixture
     is_reparameterizable = False
 
     def __init__(self, observation_size: int, action_size: int, settings: PolicySettings) -> None:
@@ -103,10 +90,10 @@ class MixturePolicy(GaussianPolicy):
         # Components that start alike would stay alike.
         nn.init.normal_(self.mean.bias, std=settings.initial_stddev)
         layers = settings.covariance_layers
-        self.mixture_body = body(observation_size, layers) if layers else self.body
+        self.mixture_body = self.make_body(layers) if layers else self.body
         self.logits = output_layer(self.covariance_hidden, components)
 
-    def distribution(self, observations: Tensor) -> Distribution:
+    def forward(self, observations: Tensor) -> Distribution:
         mean, stddev, _ = self.parameters_at(observations)
         shape = (self.settings.num_components, self.action_size)
         logits = self.logits(self.mixture_body(observations))
