@@ -1,9 +1,11 @@
 # `make train` and `make test` set up .venv by themselves.
 PYTHON ?= python3
+# The Python versions that `requires-python` promises.
+PYTHON_VERSIONS := 3.11 3.12
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test lint bench setup clean
+.PHONY: train test lint bench resolve setup clean
 
 train: setup
 	$(BIN)/rllib train file configs/quickstart.yaml
@@ -20,10 +22,24 @@ bench: setup
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[benchmark]'
 	$(BIN)/python benchmarks/all.py
 
+# Whether the pins of constraints.txt can be installed on every Python version that is promised. It
+# needs the network, reads metadata only and takes seconds.
+resolve: setup
+	$(BIN)/pip install --quiet --constraint constraints.txt uv
+	set -e; for version in $(PYTHON_VERSIONS); do \
+		$(BIN)/uv pip compile --quiet --all-extras --only-binary :all: \
+			--python-version $$version --python-platform x86_64-manylinux_2_28 \
+			--constraint constraints.txt pyproject.toml --output-file $(VENV)/resolved-$$version.txt; \
+		echo "Python $$version: $$(grep -c == $(VENV)/resolved-$$version.txt) packages"; \
+	done
+
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'
+	$(PYTHON) -c 'import platform, sys; v = platform.python_version(); \
+		sys.exit(not any(v.startswith(p + ".") for p in sys.argv[1:]) and \
+		f"This is Python {v}, but one of $(PYTHON_VERSIONS) is needed: make PYTHON=python3.11")' \
+		$(PYTHON_VERSIONS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
