@@ -108,7 +108,9 @@ class QuantileHead(Head):
 # The values of the setting `critic`, given its `num_atoms` and `value_range`.
 HEADS: dict[str, Callable[[int, Sequence[float]], Head]] = {
     "scalar": lambda num_atoms, value_range: ScalarHead(),
-    "categorical": lambda num_atoms, value_range: CategoricalHead(*value_range, num_atoms),
+    "categorical": lambda num_atoms, value_range: CategoricalHead(
+        value_range[0], value_range[1], num_atoms
+    ),
     "quantile": lambda num_atoms, value_range: QuantileHead(num_atoms),
 }
 
