@@ -472,7 +472,7 @@ def test_pair_of_critics_gives_the_smaller_value_and_both_learn():
 
 
 def test_two_hot_targets():
-    head = CategoricalHead(-10.0, 10.0, 5)
+    head = CategoricalHead((-10.0, 10.0), 5)
     targets = torch.tensor([-10.0, -7.5, 0.0, 3.0, 10.0, 99.0, -99.0])
     encoded = head.two_hot(targets)
     torch.testing.assert_close(encoded @ head.atoms, targets.clamp(-10, 10))

@@ -70,7 +70,8 @@ class ActionDistribution(RLlibDistribution):
         return self.distribution.entropy()
 
     def kl(self, other: RLlibDistribution, **kwargs: Any) -> Tensor:
-        return other.distribution.kl(self.distribution)
+        divergence: Tensor = other.distribution.kl(self.distribution)
+        return divergence
 
 
 class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):

@@ -59,9 +59,10 @@ class CategoricalHead(Head):
 
     atoms: Tensor
 
-    def __init__(self, low: float, high: float, num_atoms: int) -> None:
+    def __init__(self, value_range: Sequence[float], num_atoms: int) -> None:
         super().__init__()
         self.size = num_atoms
+        low, high = value_range
         self.register_buffer("atoms", torch.linspace(low, high, num_atoms))
 
     def value(self, outputs: Tensor) -> Tensor:
@@ -108,9 +109,7 @@ class QuantileHead(Head):
 # The values of the setting `critic`, given its `num_atoms` and `value_range`.
 HEADS: dict[str, Callable[[int, Sequence[float]], Head]] = {
     "scalar": lambda num_atoms, value_range: ScalarHead(),
-    "categorical": lambda num_atoms, value_range: CategoricalHead(
-        value_range[0], value_range[1], num_atoms
-    ),
+    "categorical": lambda num_atoms, value_range: CategoricalHead(value_range, num_atoms),
     "quantile": lambda num_atoms, value_range: QuantileHead(num_atoms),
 }
 
@@ -150,7 +149,8 @@ class CriticNetwork(nn.Module):
         return torch.cat(blocks, dim=-2)
 
     def _from_first_layer(self, states: Tensor, actions: Tensor) -> Tensor:
-        return self.output(self.body(states + self.first_action(actions)))
+        outputs: Tensor = self.output(self.body(states + self.first_action(actions)))
+        return outputs
 
 
 class Critic(nn.Module):

@@ -190,14 +190,15 @@ def out_of_bounds_cost(actions: Tensor) -> Tensor:
     Returns:
         ``[N, B]``, zero inside the box and negative outside.
     """
-    return -torch.linalg.vector_norm(actions - actions.clamp(-1.0, 1.0), dim=-1)
+    distances: Tensor = torch.linalg.vector_norm(actions - actions.clamp(-1.0, 1.0), dim=-1)
+    return -distances
 
 
 def kl_to_prior(weights: Tensor, log_prior: Tensor | None = None) -> Tensor:
     """Return the KL ``[B]`` of each state's weights ``[N, B]`` to the prior, by default uniform."""
     if log_prior is None:
-        return torch.special.xlogy(weights, weights * len(weights)).sum(dim=0)
-    return (torch.special.xlogy(weights, weights) - weights * log_prior).sum(dim=0)
+        return torch.xlogy(weights, weights * len(weights)).sum(dim=0)
+    return (torch.xlogy(weights, weights) - weights * log_prior).sum(dim=0)
 
 
 def effective_sample_size(weights: Tensor) -> Tensor:

@@ -137,7 +137,7 @@ class FullGaussian(Gaussian):
     def _whiten(self, offsets: Tensor) -> Tensor:
         """Return ``L^-1 offsets`` for ``offsets`` ``[..., B, D]``."""
         columns = offsets.reshape(-1, *offsets.shape[-2:]).permute(1, 2, 0)
-        white = torch.linalg.solve_triangular(self.cholesky, columns, upper=False)
+        white: Tensor = torch.linalg.solve_triangular(self.cholesky, columns, upper=False)
         return white.permute(2, 0, 1).reshape(offsets.shape)
 
     def _log_diagonal(self) -> Tensor:
@@ -158,7 +158,7 @@ class FullGaussian(Gaussian):
 
     def _kl_covariance(self, target: Self) -> Tensor:
         """Return (|A|^2 - D) / 2 - log det A for A = L^-1 L_target, which is lower triangular."""
-        ratio = torch.linalg.solve_triangular(self.cholesky, target.cholesky, upper=False)
+        ratio: Tensor = torch.linalg.solve_triangular(self.cholesky, target.cholesky, upper=False)
         off_diagonal = 0.5 * ratio.tril(-1).square().sum(dim=(-2, -1))
         # The diagonal of A is the ratio of the factors' diagonals: as for standard deviations.
         diagonal = gaussian_kl_stddev(
