@@ -1,4 +1,4 @@
-"""Keeps learning and acting in step: how many updates are due, and whether acting may run ahead."""
+"""Keeping learning and acting in step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class RateLimiter:
-    """Counts environment steps and updates and holds their ratio.
+    """Counts environment steps and updates, and holds their ratio.
 
     With ``updates_per_env_step=None`` both run free. Steps taken before learning starts count too:
     their updates are made up once it has started, so the ratio holds over the whole run. A run that
@@ -18,26 +18,26 @@ class RateLimiter:
         self._learning_starts = learning_starts
         self.env_steps = 0
         self.updates = 0
-        self._since = (0, 0)  # Steps and updates when this ratio began.
+        self._since = (0, 0)  # Steps and updates at the moment this ratio began.
 
     def updates_due(self, limit: int) -> int:
-        """Updates to make now, at most ``limit``."""
+        """Return how many updates to make now, at most ``limit``."""
         if self.env_steps < self._learning_starts:
             return 0
         if self._ratio is None:
             return limit
-        # The small term keeps 0.1 * 10 from being a hair below one update.
+        # The small term keeps 0.1 * 10 from falling a hair short of one update.
         return max(0, min(limit, int(self._ratio * self._ahead(self._ratio) + 1e-6)))
 
     def may_sample(self, steps_in_flight: int, steps_per_request: int) -> bool:
-        """Whether to ask for more steps: not while updates for more than a request are due."""
+        """Tell whether to request more steps: not while more than a request waits for its updates."""
         if self._ratio is None or self.env_steps < self._learning_starts:
             return True
         ahead = self._ahead(self._ratio) + steps_in_flight
         return ahead <= max(steps_per_request, 1.0 / self._ratio)
 
     def _ahead(self, ratio: float) -> float:
-        """Steps whose updates are still to be made."""
+        """Return the number of steps whose updates are still to be made."""
         steps, updates = self._since
         return self.env_steps - steps - (self.updates - updates) / ratio
 

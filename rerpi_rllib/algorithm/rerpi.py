@@ -54,16 +54,17 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 _MAX_FAILURES_IN_A_ROW = 3
 
 
-def _sample_and_get_metrics(env_runner: EnvRunner) -> tuple[Any, dict | None] | str:
-    """A fragment and its metrics, or what went wrong in the environment."""
+def _sample_and_get_metrics(env_runner: EnvRunner) -> tuple[Any, dict[str, Any] | None] | str:
+    """Return a fragment and its metrics, or what went wrong in the environment."""
     try:
         samples = env_runner.sample()
-        # RLlib itself asks the old stack's workers for their metrics, once an iteration.
+        # RLlib itself asks the workers of the old stack for their metrics, once an iteration.
         return samples, env_runner.get_metrics() if isinstance(samples, list) else None
     except Exception:
         failure = traceback.format_exc()
     try:
-        if env_runner.config.enable_env_runner_and_connector_v2:  # The old stack's cannot go on.
+        # Workers of the old stack cannot rebuild their environments.
+        if env_runner.config.enable_env_runner_and_connector_v2:
             env_runner.make_env()
     except Exception:
         failure += traceback.format_exc()
@@ -85,7 +86,7 @@ class RERPI(Algorithm):
     @classmethod
     @override(Algorithm)
     def get_default_policy_class(cls, config: RERPIConfig) -> type[Policy] | None:
-        """The policy of RLlib's old API stack."""
+        """Return the policy of RLlib's old API stack."""
         from rerpi_rllib.algorithm.torch_policy import RERPITorchPolicy
 
         return RERPITorchPolicy
@@ -93,14 +94,14 @@ class RERPI(Algorithm):
     @override(Algorithm)
     def setup(self, config: RERPIConfig) -> None:
         for key in (STDOUT_FILE, STDERR_FILE, TRIAL_INFO):
-            # Tune's words on this trial: not for whoever restores its checkpoints.
+            # Tune adds these for this trial; who restores its checkpoints must not inherit them.
             self.config.__dict__.pop(key, None)
         super().setup(config)
         observation_space, action_space = self.spaces[DEFAULT_MODULE_ID]
         self.replay = ReplayBuffer(
             self.config.replay_capacity,
             int(np.prod(observation_space.shape)),
-            int(np.prod(action_space.shape)),  # A discrete action is one number.
+            int(np.prod(action_space.shape)),  # This is 1 for a discrete action.
             num_lanes=self.config.num_environments,
             seed=self.config.seed,
         )
@@ -113,22 +114,22 @@ class RERPI(Algorithm):
         self._old_stack_results: dict[str, Any] = {}
         if self.config.uses_old_api_stack:
             set_up_learning(self.config)
-        # The learner works in a thread of its own, so that meanwhile the samples keep coming in.
+        # The learner works in a thread of its own, so that samples keep coming in meanwhile.
         self._learner_thread = one_torch_thread_each(1)
         if self.config.num_gpus_per_learner == 0:
             logger.warning("No GPU for the learner: it runs on the CPU.")
 
     @override(Algorithm)
     def training_step(self) -> dict[str, Any] | None:
-        """Gather what the EnvRunners have, learn as much as is due, send the new weights out."""
+        """Gather what the EnvRunners have sampled, learn as much as is due, send out new weights."""
         with self.metrics.log_time((TIMERS, SAMPLE_TIMER)):
-            # With updates to make there is no waiting for the environments.
+            # While updates are due, do not wait for the environments.
             self._collect(wait=0.0 if self._updates_due() else 0.2)
         while updates := self._updates_due():
             with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
                 self._learn(updates)
             if self._is_asynchronous or self.config.updates_per_env_step is None:
-                break  # There would always be more to do.
+                break  # There may always be more to do.
         if self._limiter.updates:
             with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
                 self.env_runner_group.sync_weights(
@@ -139,13 +140,13 @@ class RERPI(Algorithm):
 
     @property
     def _is_asynchronous(self) -> bool:
-        return self.config.num_env_runners > 0
+        return bool(self.config.num_env_runners > 0)
 
     def _updates_due(self) -> int:
         return self._limiter.updates_due(self._updates_per_call()) if len(self.replay) else 0
 
     def _collect(self, wait: float) -> None:
-        """Move finished fragments into the replay and ask the EnvRunners for the next ones."""
+        """Move finished fragments into the replay and request the next ones."""
         if not self._is_asynchronous:
             results = [_sample_and_get_metrics(self.env_runner)]
         else:
@@ -177,18 +178,17 @@ class RERPI(Algorithm):
             self._request_samples()
 
     def _note_failure(self, failure: str) -> None:
-        """One failure, and the environment is built anew; several in a row end the run."""
+        """Log a failed environment, which has been rebuilt; several failures in a row end the run."""
         self._failures_in_a_row += 1
-        # The old stack's workers cannot build an environment anew.
         allowed = 1 if self.config.uses_old_api_stack else _MAX_FAILURES_IN_A_ROW
         if self._failures_in_a_row >= allowed:
-            # RLlib raises an error of its own, without a message, from the one that tells something.
-            told = re.findall(r"^\w[\w.]*(?:Error|Exception): .+$", failure, re.MULTILINE)
+            # RLlib raises an error without a message from the one that says what happened.
+            reasons = re.findall(r"^\w[\w.]*(?:Error|Exception): .+$", failure, re.MULTILINE)
             raise RuntimeError(
                 f"The environment {self.config.env} failed {self._failures_in_a_row} times in a row: "
-                f"{told[0] if told else ''}\n{failure}"
+                f"{reasons[0] if reasons else ''}\n{failure}"
             )
-        logger.warning("An environment failed and is built anew:\n%s", failure)
+        logger.warning("An environment failed and was rebuilt:\n%s", failure)
 
     def _request_samples(self) -> None:
         per_runner = self.config.get_rollout_fragment_length() * self.config.num_envs_per_env_runner
@@ -197,11 +197,14 @@ class RERPI(Algorithm):
             self.env_runner_group.foreach_env_runner_async(_sample_and_get_metrics, tag="sample")
 
     def _updates_per_call(self) -> int:
-        """Enough updates that the work around a call is negligible, few enough to stay responsive.
+        """Choose how many updates a call makes at most.
 
-        Without remote EnvRunners the number is fixed: the run has to be the same for a seed.
+        These are enough to make the work around a call negligible, and few enough to stay responsive.
+        Without remote EnvRunners the number is fixed, because a run has to be the same for a seed.
         """
-        limit = min(_MAX_UPDATES_PER_CALL, _MAX_ROWS_PER_CALL // self.config.total_train_batch_size)
+        limit: int = min(
+            _MAX_UPDATES_PER_CALL, _MAX_ROWS_PER_CALL // self.config.total_train_batch_size
+        )
         if self._is_asynchronous:
             known = self._seconds_per_update > 0.0
             limit = min(limit, int(_SECONDS_PER_CALL / self._seconds_per_update) if known else 1)
@@ -230,7 +233,7 @@ class RERPI(Algorithm):
             self.metrics.log_value(NUM_UPDATES_LIFETIME, updates, reduce="lifetime_sum")
 
     def _update(self, batch: dict[str, np.ndarray], rows: int) -> Any:
-        """Several updates, in the learners or in the old stack's policy."""
+        """Make several updates, in the learners or in the old stack's policy."""
         if self.config.uses_old_api_stack:
             return self.get_policy().learn_on_batch(SampleBatch(batch))
         return self.learner_group.update(
@@ -243,8 +246,8 @@ class RERPI(Algorithm):
 
     @override(Algorithm)
     def _compile_iteration_results_old_api_stack(self, **kwargs: Any) -> dict[str, Any]:
-        """RLlib's results of the old stack, with ours where the new stack has them."""
-        results = super()._compile_iteration_results_old_api_stack(**kwargs)
+        """Add our results to RLlib's, in the places where the new stack has them."""
+        results: dict[str, Any] = super()._compile_iteration_results_old_api_stack(**kwargs)
         learned = self._old_stack_results.get(DEFAULT_POLICY_ID, {})
         results[LEARNER_RESULTS] = {DEFAULT_MODULE_ID: learned.get(LEARNER_STATS_KEY, {})}
         results[NUM_UPDATES_LIFETIME] = self._limiter.updates
@@ -255,7 +258,7 @@ class RERPI(Algorithm):
         self._learner_thread.shutdown()
         super().cleanup()
 
-    # -- Checkpoints: what RLlib saves, and the replay and the counters. --
+    # -- Checkpoints: what RLlib saves, the replay and the counters. --
 
     def _own_state(self) -> dict[str, Any]:
         return {_LIMITER: self._limiter.get_state(), _TIME_TOTAL: self._time_total}
@@ -266,8 +269,10 @@ class RERPI(Algorithm):
             self._time_total = state[_TIME_TOTAL]
 
     @override(Algorithm)
-    def get_state(self, components=None, *, not_components=None, **kwargs: Any) -> dict[str, Any]:
-        state = super().get_state(components, not_components=not_components, **kwargs)
+    def get_state(
+        self, components: Any = None, *, not_components: Any = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        state: dict[str, Any] = super().get_state(components, not_components=not_components, **kwargs)
         if self._check_component(REPLAY, components, not_components):
             state[REPLAY] = self.replay.get_state()
         return state | self._own_state()
@@ -280,22 +285,23 @@ class RERPI(Algorithm):
             self.replay.set_state(state[REPLAY])
 
     @override(Algorithm)
-    def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
-        """Of a checkpoint, which may be used on another machine: that one looks for GPUs itself."""
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Let the machine that loads a checkpoint look for GPUs itself."""
         (config,), kwargs = super().get_ctor_args_and_kwargs()
         if self.config.gpus_were_auto:
             config = {**config, "num_gpus_per_learner": "auto"}
         return (config,), kwargs
 
     @override(Algorithm)
-    def get_checkpointable_components(self) -> list:
+    def get_checkpointable_components(self) -> list[tuple[str, Any]]:
         return [*super().get_checkpointable_components(), (REPLAY, self.replay)]
 
-    # The old stack's: one pickled state, and the replay beside it.
+    # Checkpoints of the old stack are one pickled state with the replay beside it.
 
     @override(Algorithm)
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | self._own_state()
+        state: dict[str, Any] = super().__getstate__()
+        return state | self._own_state()
 
     @override(Algorithm)
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -317,7 +323,7 @@ class RERPI(Algorithm):
     @classmethod
     @override(Algorithm)
     def from_checkpoint(cls, path: Any, *args: Any, **kwargs: Any) -> RERPI:
-        algorithm = super().from_checkpoint(path, *args, **kwargs)
+        algorithm: RERPI = super().from_checkpoint(path, *args, **kwargs)
         if algorithm.config.uses_old_api_stack:
             algorithm.replay.restore_from_path(Path(path).resolve() / REPLAY)
         return algorithm
