@@ -99,6 +99,7 @@ class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
     def _forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return self._act(batch, explore=True)
 
+    @torch.no_grad()
     def _act(self, batch: dict[str, Any], explore: bool) -> dict[str, Any]:
         decoded, actions, policy = act(self.nets, batch[Columns.OBS], explore)
         return {
