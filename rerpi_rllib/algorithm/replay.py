@@ -43,8 +43,8 @@ def _reserve(shape: tuple[int, ...], dtype: type) -> Array:
 class ReplayBuffer(Checkpointable):
     """Replay that samples transitions, or windows of them, uniformly.
 
-    A step needs ``4 * (observation + action + 2) + 1`` bytes, and each episode one row more. The arrays
-    are reserved at once, but the operating system commits them only as they fill.
+    A step needs ``4 * (observation + action + 2) + 1`` bytes, and each episode one row more. The
+    arrays are reserved at once, but the operating system commits them only as they fill.
     """
 
     def __init__(
