@@ -304,6 +304,7 @@ class RERPIConfig(AlgorithmConfig):
         if key == "train_batch_size_per_learner" and self._train_batch_size_per_learner is None:
             key, value = "train_batch_size", self.train_batch_size
         if not check.holds(value):
+            key = key.removesuffix("_str")
             self._value_error(f"{key}={value!r} is not allowed: it must be {check.allowed}.")
 
     def _check_combinations(self) -> None:

@@ -226,6 +226,8 @@ def settings_without_effect(
     for name, alternatives in _needs().items():
         unmet = [[need for need in needs if not need.holds(config)] for needs in alternatives]
         if all(unmet) and was_set(name):
+            # An alternative that asks for more than another one is no help.
+            unmet = [needs for needs in unmet if not any(set(other) < set(needs) for other in unmet)]
             keys = dict.fromkeys(need.key for needs in unmet for need in needs)
             present = " and ".join(f"{k.removeprefix('_')}={getattr(config, k)!r}" for k in keys)
             advice = ", or ".join(" and ".join(need.advice for need in needs) for needs in unmet)
