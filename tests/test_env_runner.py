@@ -107,6 +107,21 @@ def test_the_environment_gets_its_own_units():
     assert ToEnvUnits(gym.spaces.Box(-np.inf, np.inf, (2,)))(actions) is actions
 
 
+@pytest.mark.parametrize(
+    "low,high", [([-1, -1], [1, np.inf]), ([-1, -np.inf], [1, np.inf]), ([0, 0], [np.inf, np.inf])]
+)
+def test_a_box_of_actions_with_bounds_on_some_sides_only_is_refused(low, high):
+    space = gym.spaces.Box(np.float32(low), np.float32(high))
+
+    class HalfBounded(Counting):
+        action_space = space
+
+    with pytest.raises(ValueError, match=r"ClipAction"):
+        _runner(env=HalfBounded)
+    # ClipAction itself leaves the policy without bounds and keeps the environment's.
+    assert _runner(env=lambda config: gym.wrappers.ClipAction(HalfBounded(config))).sample()
+
+
 def test_a_failing_environment():
     with pytest.raises(OSError, match="broken"):
         _runner(env_config={"fails": True}).sample()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
+import gymnasium as gym
 import ray
 import torch
 from ray.rllib.algorithms.algorithm_config import DEPRECATED_VALUE, AlgorithmConfig, NotProvided
@@ -367,6 +368,16 @@ class RERPIConfig(AlgorithmConfig):
             self._value_error(
                 f"epsilon_penalty={self.epsilon_penalty} is not allowed with weighting='identity': "
                 "the two kinds of weights have no common scale."
+            )
+        env_spec = gym.registry.get(self.env) if isinstance(self.env, str) else None
+        if (
+            self.gym_env_vectorize_mode == gym.VectorizeMode.VECTOR_ENTRY_POINT.value
+            and env_spec is not None
+            and env_spec.vector_entry_point is None
+        ):
+            self._value_error(
+                f"gym_env_vectorize_mode='vector_entry_point' is not allowed with env={self.env!r}, "
+                "which Gymnasium has no vectorised version of: it must be 'sync' or 'async'."
             )
         if self.enable_rl_module_and_learner != self.enable_env_runner_and_connector_v2:
             self._value_error(
