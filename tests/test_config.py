@@ -196,6 +196,20 @@ def test_presets_subclasses_and_copies_may_hold_what_has_no_effect(algorithm, pr
     config.copy(copy_frozen=True).copy(copy_frozen=False).validate()
 
 
+def test_a_checkpoint_may_hold_the_values_of_an_older_preset(monkeypatch):
+    config = MPOConfig.compact().environment("Pendulum-v1")
+    config.validate()
+    config.freeze()
+    state = config.get_state()
+    monkeypatch.setattr("rerpi_rllib.algorithm.config.PRESETS", ())  # There is no such preset now.
+    with pytest.raises(ValueError, match=r"epsilon_mu=0\.01 has no effect"):
+        config.copy(copy_frozen=False).validate()
+    restored = AlgorithmConfig.from_state(state)
+    restored.validate()
+    with pytest.raises(ValueError, match=r"epsilon_mu=0\.7 has no effect"):
+        restored.training(epsilon_mu=0.7).validate()
+
+
 def test_a_class_of_the_users_has_its_own_defaults():
     class Own(RERPIConfig):
         def __init__(self, algo_class=None):

@@ -16,7 +16,7 @@ from ray.rllib.utils.annotations import override
 
 from rerpi_rllib import envs
 from rerpi_rllib.algorithm import checks
-from rerpi_rllib.algorithm.effects import settings_without_effect
+from rerpi_rllib.algorithm.effects import dependent_settings, settings_without_effect
 from rerpi_rllib.algorithm.env_runner import RERPIEnvRunner
 from rerpi_rllib.algorithm.learner import RERPITorchLearner
 from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
@@ -128,6 +128,7 @@ class RERPIConfig(AlgorithmConfig):
         self.max_requests_in_flight_per_env_runner = 4
         self.num_gpus_per_learner: Any = "auto"
         self.gpus_were_auto = False
+        self._accepted_settings: dict[str, Any] = {}
         self.torch_ddp_kwargs: dict[str, Any] = {}
         self.min_time_s_per_iteration: float | None = None
         self.min_sample_timesteps_per_iteration = 0
@@ -276,10 +277,11 @@ class RERPIConfig(AlgorithmConfig):
 
     @override(AlgorithmConfig)
     def get_state(self) -> dict[str, Any]:
-        """Return RLlib's state with the settings of value -1, which RLlib takes for deprecated ones.
+        """Return RLlib's state, from which algorithms are built and restored, with two additions.
 
-        Every algorithm is built from such a state: without them a wrong value would silently become
-        the default.
+        RLlib leaves out the settings of value -1, which it takes for deprecated ones; then a wrong
+        value would silently become the default. And the state of a frozen configuration, which is
+        that of a checkpoint, tells which values were accepted: presets may change until it is read.
         """
         default = vars(type(self)())
         wrong = {
@@ -287,14 +289,18 @@ class RERPIConfig(AlgorithmConfig):
             for key, value in vars(self).items()
             if checks.is_number(value) and value == DEPRECATED_VALUE and default.get(key) != value
         }
-        return {**super().get_state(), **wrong}
+        state = {**super().get_state(), **wrong}
+        if self._is_frozen:
+            state["_accepted_settings"] = dependent_settings(self)
+        return state
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
         for key, check in (_CHECKS | _RLLIB_CHECKS).items():
             self._check(key, check)
-        references = [type(self)(), *(getattr(type(self), preset)() for preset in PRESETS)]
-        for message in settings_without_effect(self, references):
+        presets = [getattr(type(self), preset)() for preset in PRESETS]
+        references = [vars(config) for config in (type(self)(), *presets)]
+        for message in settings_without_effect(self, [*references, self._accepted_settings]):
             self._value_error(message)
         self._check_combinations()
         self._fill_in()

@@ -2,15 +2,15 @@
 
 A setting of this package may belong to a choice that was not made (``n_step`` to n-step returns); a
 setting of RLlib may belong to a mechanism that is not used here. Both are refused where the value is
-neither the default of the configuration's class nor that of one of its presets: configurations from
-checkpoints, sweeps and presets hold every setting, and only what differs was set by somebody.
+neither the default of the configuration's class nor that of one of its presets, nor comes from a
+checkpoint: such configurations hold every setting, and only what differs was set by somebody.
 ``docs/rllib-settings.md`` lists what happens to each setting of RLlib.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,19 +209,24 @@ def _refused(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
             yield name, advice
 
 
+def dependent_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    """Return the settings whose effect depends on others."""
+    return {name: getattr(config, name) for name in _needs()}
+
+
 def settings_without_effect(
-    config: AlgorithmConfig, references: Sequence[AlgorithmConfig]
+    config: AlgorithmConfig, references: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
     """Yield a message for each setting that was set and does nothing.
 
     Args:
         config: the configuration.
-        references: configurations whose values count as not set: the defaults and the presets.
+        references: values that count as not set: the defaults, the presets, those of a checkpoint.
     """
 
     def was_set(name: str) -> bool:
         value = _plain(getattr(config, name))
-        return all(value != _plain(getattr(other, name)) for other in references)
+        return all(name not in other or value != _plain(other[name]) for other in references)
 
     for name, alternatives in _needs().items():
         unmet = [[need for need in needs if not need.holds(config)] for needs in alternatives]
