@@ -111,8 +111,8 @@ class RERPIConfig(AlgorithmConfig):
         self.policy_layers: Sequence[int] = (200, 200, 200)
         self.critic_layers: Sequence[int] = (500, 500, 500)
         self.initial_stddev = 0.5
-        self.lr: checks.LearningRate = 3e-4
-        self.dual_lr: checks.LearningRate = 1e-2
+        self.lr = 3e-4
+        self.dual_lr = 1e-2
         # Replay, and how fast to learn from it.
         self.replay_capacity = 2_000_000
         self.updates_per_env_step: float | None = None
