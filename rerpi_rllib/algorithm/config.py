@@ -118,13 +118,13 @@ class RERPIConfig(AlgorithmConfig):
         self.updates_per_env_step: float | None = None
         self.num_steps_sampled_before_learning_starts = 1_000
 
-        # Settings of RLlib's own, with defaults that fit.
+        # RLlib's own settings have defaults that fit.
         self.gamma = 0.99
         self.train_batch_size = 3072
         self.env_runner_cls: type | None = RERPIEnvRunner
         self.num_env_runners = 1
         self.rollout_fragment_length = 50
-        # Work enough for an EnvRunner until the main loop looks again.
+        # An EnvRunner has enough to do until the main loop looks again.
         self.max_requests_in_flight_per_env_runner = 4
         self.num_gpus_per_learner: Any = "auto"
         self.gpus_were_auto = False
@@ -135,7 +135,7 @@ class RERPIConfig(AlgorithmConfig):
         self.metrics_num_episodes_for_smoothing = 10
         # An evaluation plays the policy's mean.
         self.evaluation_config = {"explore": False}
-        # Checked once a call by the learner instead of twice for each parameter and update.
+        # Our learner checks for NaN once a call instead of twice for each parameter and update.
         self.torch_skip_nan_gradients = True
 
     @classmethod
@@ -204,7 +204,7 @@ class RERPIConfig(AlgorithmConfig):
         initial_stddev: checks.Positive = NotProvided,
         **kwargs: Any,
     ) -> RERPIConfig:
-        """Settings of the algorithm; what is not listed here is RLlib's own.
+        """Set what the algorithm does; a setting that is not listed here is RLlib's own.
 
         Args:
             epsilon: bound on the mean KL of the action weights to uniform (Step 2).
@@ -399,7 +399,7 @@ class RERPIConfig(AlgorithmConfig):
         if self.uses_old_api_stack:
             self._check_old_api_stack()
         if not (self.min_time_s_per_iteration or self.min_sample_timesteps_per_iteration):
-            # A steady pulse of results; without remote EnvRunners by steps, to be repeatable.
+            # Results come by time, or by steps in synchronous runs, which have to be repeatable.
             if self.num_env_runners > 0:
                 self.min_time_s_per_iteration = 5
             else:
@@ -428,7 +428,7 @@ class RERPIConfig(AlgorithmConfig):
                 )
         if self.env_runner_cls is RERPIEnvRunner:
             self.env_runner_cls = None
-        # The old stack's own name; what was given by it counts.
+        # The old stack has another name for it; a value given under that name counts.
         self.num_gpus = self.num_gpus_per_learner = self.num_gpus or self.num_gpus_per_learner
         if self.num_gpus > 1:
             self._value_error(
@@ -460,7 +460,7 @@ class RERPIConfig(AlgorithmConfig):
 
     @property
     def num_environments(self) -> int:
-        """Environments that are stepped at the same time."""
+        """The number of environments that are stepped at the same time."""
         return int(max(1, self.num_env_runners) * self.num_envs_per_env_runner)
 
     @property
