@@ -63,17 +63,20 @@ SMALL = {
     "target_update_period": 20,
     "updates_per_env_step": 0.5,
 }
+# Discrete actions are not sampled: all of them are looked at.
+SMALL_DISCRETE = {key: value for key, value in SMALL.items() if key != "num_action_samples"}
 
 
 def tiny_config(**training):
     """A configuration that trains in moments; synchronous unless told otherwise."""
     from rerpi_rllib import RERPIConfig
 
+    small = SMALL_DISCRETE if training.get("policy") == "categorical" else SMALL
     return (
         RERPIConfig()
         .environment("Pendulum-v1")
         .env_runners(num_env_runners=0)
-        .training(**{**SMALL, **training})
+        .training(**{**small, **training})
         .reporting(min_sample_timesteps_per_iteration=200)
         .debugging(seed=3)
     )

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import SMALL
+from conftest import SMALL, SMALL_DISCRETE
 
 from rerpi_rllib.cli import main
 
@@ -218,7 +218,7 @@ def test_baseline_with_discrete_actions(tmp_path):
     """Another algorithm and another policy, from the command line to the evaluation."""
     done = _rllib(
         *("train", "--algo", "MPO", "--env", "CartPole-v1", "--name", "x", "--num-env-runners", 0),
-        *("--config", json.dumps(SMALL), "--set", "policy=categorical", "--quiet"),
+        *("--config", json.dumps(SMALL_DISCRETE), "--set", "policy=categorical", "--quiet"),
         *("--stop", '{"env_steps": 500}', "--storage-path", tmp_path),
     )
     assert done.returncode == 0, done.stderr

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.connectors.env_to_module import MeanStdFilter
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from rerpi_rllib import RERPI, RERPIConfig
+from rerpi_rllib import RERPI, DDPGConfig, MPOConfig, RERPIConfig, SVG0Config
 from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
+from rerpi_rllib.core.policies import POLICIES
 
 
 def test_defaults_are_the_papers():
@@ -114,11 +116,143 @@ def test_settings_that_do_not_go_together(settings, words):
         config.validate()
 
 
+# A setting that belongs to a choice that was not made; the choices; what the message must name.
+NO_EFFECT = [
+    ({"n_step": 3}, "policy_evaluation='td0': set policy_evaluation='nstep'"),
+    ({"retrace_lambda": 0.5, "policy_evaluation": "nstep"}, "set policy_evaluation='retrace'"),
+    ({"sequence_length": 16}, "set policy_evaluation='nstep' or policy_evaluation='retrace'"),
+    ({"ranking_eta": 0.5}, "set weighting='ranking'"),
+    ({"epsilon": 0.7, "weighting": "ranking"}, "set weighting='exponential'"),
+    (
+        {"temperature_solver": "adam", "weighting": "ranking", "epsilon_penalty": None},
+        "set weighting='exponential', or set epsilon_penalty, or leave",
+    ),
+    ({"epsilon_mu": 0.7, "fit": "coupled"}, "set fit='decoupled'"),
+    ({"epsilon_sigma": 0.7, "fit": "unconstrained"}, "set fit='decoupled'"),
+    ({"epsilon_sigma": 0.7, "policy": "deterministic"}, "set policy='gaussian'"),
+    ({"epsilon_pi": 0.7}, "set fit='coupled', or set policy='categorical'"),
+    ({"epsilon_mixture": 0.7}, "set policy='mixture'"),
+    ({"num_mixture_components": 7}, "set policy='mixture'"),
+    ({"entropy_weight": 0.7}, "set fit='value_gradient'"),
+    ({"num_atoms": 7}, "set critic='categorical' or critic='quantile'"),
+    ({"value_range": [0.0, 1.0], "critic": "quantile"}, "set critic='categorical'"),
+    ({"epsilon_penalty": 0.7, "policy": "categorical"}, "choose another policy"),
+    ({"epsilon_penalty": 0.7, "fit": "value_gradient"}, "set fit='decoupled'"),
+    ({"num_action_samples": 7, "policy": "categorical"}, "choose another policy"),
+    ({"num_bootstrap_samples": 7, "policy": "categorical"}, "set critic='quantile'"),
+    ({"min_stddev": 0.1, "policy": "deterministic"}, "choose another policy"),
+    ({"tanh_mean": True, "policy": "categorical"}, "choose another policy"),
+    ({"initial_stddev": 0.7, "policy": "categorical"}, "choose another policy"),
+    ({"weighting": "ranking", "fit": "value_gradient"}, "set fit='decoupled' or fit='coupled'"),
+    ({"dual_lr": 0.7, "fit": "unconstrained"}, "or set temperature_solver='adam', or leave"),
+    ({"per_dimension_kl": True, "fit": "unconstrained"}, "set fit='decoupled'"),
+    ({"grad_clip_by": "value"}, "set grad_clip"),
+]
+
+
+@pytest.mark.parametrize("settings,words", NO_EFFECT, ids=[next(iter(s)) for s, _ in NO_EFFECT])
+def test_what_has_no_effect_is_refused(settings, words):
+    key, value = next(iter(settings.items()))
+    for make in (RERPIConfig, RERPIConfig.compact):
+        for give in ("training", "update_from_dict", "setattr"):
+            config = make().environment("Pendulum-v1")
+            if give == "training":
+                config.training(**settings)
+            elif give == "update_from_dict":
+                config.update_from_dict(settings)
+            else:
+                for name, setting in settings.items():
+                    setattr(config, name, setting)
+            with pytest.raises(ValueError) as error:
+                config.validate()
+            message = str(error.value)
+            assert message.startswith(f"{key}={value!r} has no effect with ")
+            assert words in message and f"or leave {key} out." in message
+
+
+@pytest.mark.parametrize("algorithm", [RERPIConfig, MPOConfig, SVG0Config, DDPGConfig])
+@pytest.mark.parametrize("preset", [None, "compact"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"weighting": "ranking"},
+        {"fit": "unconstrained"},
+        {"fit": "coupled"},
+        {"policy_evaluation": "retrace"},
+        {"policy": "deterministic", "initial_stddev": 0.4},
+    ],
+    ids=str,
+)
+def test_presets_subclasses_and_copies_may_hold_what_has_no_effect(algorithm, preset, settings):
+    """Sweeps over a choice leave all else at the preset; checkpoints and Tune hold every setting."""
+    if "weighting" in settings and algorithm in (SVG0Config, DDPGConfig):
+        pytest.skip("There the weights are not used, and so refused.")
+    config = (getattr(algorithm, preset) if preset else algorithm)().training(**settings)
+    config.environment("Pendulum-v1").validate()
+    algorithm.from_dict(config.to_dict()).validate()
+    algorithm().update_from_dict(config.to_dict()).validate()
+    AlgorithmConfig.from_state(config.get_state()).validate()
+    config.copy(copy_frozen=True).copy(copy_frozen=False).validate()
+
+
+def test_a_checkpoint_may_hold_the_values_of_an_older_preset(monkeypatch):
+    config = MPOConfig.compact().environment("Pendulum-v1")
+    config.validate()
+    config.freeze()
+    state = config.get_state()
+    monkeypatch.setattr("rerpi_rllib.algorithm.config.PRESETS", ())  # There is no such preset now.
+    with pytest.raises(ValueError, match=r"epsilon_mu=0\.01 has no effect"):
+        config.copy(copy_frozen=False).validate()
+    restored = AlgorithmConfig.from_state(state)
+    restored.validate()
+    with pytest.raises(ValueError, match=r"epsilon_mu=0\.7 has no effect"):
+        restored.training(epsilon_mu=0.7).validate()
+
+
+def test_a_class_of_the_users_has_its_own_defaults():
+    class Own(RERPIConfig):
+        def __init__(self, algo_class=None):
+            super().__init__(algo_class=algo_class)
+            self.n_step = 3
+
+    Own().environment("Pendulum-v1").validate()
+    with pytest.raises(ValueError, match="n_step=4 has no effect"):
+        Own().environment("Pendulum-v1").training(n_step=4).validate()
+
+
+def test_a_policy_of_the_users_may_be_registered(monkeypatch):
+    config = RERPIConfig().environment("Pendulum-v1").training(policy="own", tanh_mean=True)
+    with pytest.raises(ValueError, match=r"policy='own'.*'gaussian', .*'deterministic'"):
+        config.validate()
+    monkeypatch.setitem(POLICIES, "own", type("Own", (POLICIES["gaussian"],), {}))
+    config.training(epsilon_mu=0.7).validate()
+
+
+@pytest.mark.parametrize("fit", ["decoupled", "coupled"])
+@pytest.mark.parametrize("periods", [(1, 1), (10, 11), (10, 10), (10, 6)])
+def test_the_trust_region_needs_two_steps_between_target_copies(fit, periods):
+    target, policy = periods
+    config = RERPIConfig().environment("Pendulum-v1")
+    config.training(fit=fit, target_update_period=target, policy_update_period=policy)
+    with pytest.raises(ValueError, match=f"target_update_period={target}.*_period={policy} "):
+        config.validate()
+    config.training(target_update_period=2 * policy).validate()
+    config.training(fit="unconstrained", target_update_period=target).validate()
+
+
 def test_a_window_must_fit_into_an_environments_share_of_the_replay():
     config = RERPIConfig().environment("Pendulum-v1").training(replay_capacity=4000)
     config.env_runners(num_env_runners=2, num_envs_per_env_runner=300).validate()
     with pytest.raises(ValueError, match=r"replay_capacity=4000.*600 env.*sequence_length=8"):
         config.training(policy_evaluation="retrace").validate()
+
+
+def test_a_vectorised_environment_must_exist():
+    config = RERPIConfig().env_runners(gym_env_vectorize_mode="vector_entry_point")
+    config.environment("CartPole-v1").training(policy="categorical").validate()
+    with pytest.raises(ValueError, match=r"vectorize_mode='vector_entry_point'.*'Pendulum-v1'"):
+        config.environment("Pendulum-v1").training(policy="gaussian").validate()
 
 
 def test_several_agents_are_refused():

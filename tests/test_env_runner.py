@@ -11,6 +11,7 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
+from rerpi_rllib import envs
 from rerpi_rllib.algorithm.env_runner import RERPIEnvRunner, ToEnvUnits
 
 
@@ -42,6 +43,8 @@ class Counting(gym.Env):
 def _runner(cls=RERPIEnvRunner, env=Counting, env_config=None, policy="gaussian", **env_runners):
     config = tiny_config(policy=policy).environment(env, env_config=env_config or {})
     config.env_runners(rollout_fragment_length=7, **env_runners)
+    if isinstance(env, str):
+        envs.register_with_tune(env)
     torch.manual_seed(0)
     return cls(config=config, worker_index=0)
 
@@ -104,6 +107,21 @@ def test_the_environment_gets_its_own_units():
     assert ToEnvUnits(gym.spaces.Box(-np.inf, np.inf, (2,)))(actions) is actions
 
 
+@pytest.mark.parametrize(
+    "low,high", [([-1, -1], [1, np.inf]), ([-1, -np.inf], [1, np.inf]), ([0, 0], [np.inf, np.inf])]
+)
+def test_a_box_of_actions_with_bounds_on_some_sides_only_is_refused(low, high):
+    space = gym.spaces.Box(np.float32(low), np.float32(high))
+
+    class HalfBounded(Counting):
+        action_space = space
+
+    with pytest.raises(ValueError, match=r"ClipAction"):
+        _runner(env=HalfBounded)
+    # ClipAction itself leaves the policy without bounds and keeps the environment's.
+    assert _runner(env=lambda config: gym.wrappers.ClipAction(HalfBounded(config))).sample()
+
+
 def test_a_failing_environment():
     with pytest.raises(OSError, match="broken"):
         _runner(env_config={"fails": True}).sample()
@@ -112,6 +130,76 @@ def test_a_failing_environment():
     config.env_runners(rollout_fragment_length=2)
     runner = RERPIEnvRunner(config=config, worker_index=0)
     assert sum(len(piece) for _ in range(4) for piece in runner.sample()) == 8
+
+
+class FailingOnce(Counting):
+    """Fails at one step of its life, counted over all environments."""
+
+    steps = 0
+
+    def step(self, action):
+        FailingOnce.steps += 1
+        if FailingOnce.steps == self.failing_step:
+            raise OSError("broken")
+        return super().step(action)
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.failing_step = config["failing_step"]
+
+
+@pytest.mark.parametrize("failing_step", [3, 8, 13])
+def test_steps_are_counted_as_they_are_returned(failing_step):
+    config = tiny_config().environment(FailingOnce, env_config={"failing_step": failing_step})
+    config.fault_tolerance(restart_failed_sub_environments=True)
+    config.env_runners(rollout_fragment_length=5, num_envs_per_env_runner=2)
+    FailingOnce.steps = 0
+    runner = RERPIEnvRunner(config=config, worker_index=0)
+    pieces = [piece for _ in range(3) for piece in runner.sample()]
+    assert FailingOnce.steps > failing_step
+    metrics = runner.get_metrics()
+    assert sum(map(len, pieces)) == metrics["num_env_steps_sampled"].peek() >= 30
+    # Whole episodes of five steps, with the pieces that were returned before the failure.
+    assert metrics["episode_len_mean"].peek() == 5.0
+
+
+def test_a_failure_keeps_the_metrics_of_episodes_that_ended_before_it():
+    # The episodes begin in the first call, end in the second, and then an environment fails.
+    config = tiny_config().environment(FailingOnce, env_config={"failing_step": 13})
+    config.fault_tolerance(restart_failed_sub_environments=True)
+    config.env_runners(rollout_fragment_length=3, num_envs_per_env_runner=2)
+    FailingOnce.steps = 0
+    runner = RERPIEnvRunner(config=config, worker_index=0)
+    runner.sample(), runner.sample(num_timesteps=8)
+    assert FailingOnce.steps > 13
+    assert runner.get_metrics()["episode_len_min"].peek() == 5
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("mode", ["sync", "async", "vector_entry_point"])
+def test_vectorised_environments_of_gymnasium(mode, num_envs):
+    runner = _runner(
+        env="CartPole-v1",
+        policy="categorical",
+        gym_env_vectorize_mode=mode,
+        num_envs_per_env_runner=num_envs,
+    )
+    try:
+        assert runner.is_lean == (mode == "sync")
+        pieces = [piece for _ in range(20) for piece in runner.sample()]
+        steps = sum(map(len, pieces))
+        assert steps == runner.get_metrics()["num_env_steps_sampled"].peek()
+        assert 20 * 7 * num_envs <= steps < 20 * (7 * num_envs + num_envs)
+        by_episode = {}
+        for piece in pieces:
+            by_episode.setdefault(piece.id_, []).append(piece)
+        ended = [parts for parts in by_episode.values() if parts[-1].is_done]
+        assert ended
+        for parts in ended:
+            for before, after in itertools.pairwise(parts):
+                np.testing.assert_array_equal(after.get_observations(0), before.get_observations(-1))
+    finally:
+        runner.stop()
 
 
 def test_a_policy_that_fails_is_no_failing_environment(monkeypatch):

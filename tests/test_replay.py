@@ -2,9 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 from conftest import resident_megabytes
 
+from rerpi_rllib import RERPIConfig
+from rerpi_rllib.algorithm.config import model_settings
 from rerpi_rllib.algorithm.replay import ReplayBuffer
+from rerpi_rllib.core.losses import LossSettings, critic_targets
+from rerpi_rllib.core.networks import ActorCritic
 
 
 def _episode(start: float, length: int, observation_size=2, action_size=1):
@@ -63,7 +68,7 @@ def test_an_episode_in_pieces_is_one_episode():
     _check(batch)
     assert set(batch["obs"][:, 0]) == set(range(10))
     windows = buffer.sample_sequences(500, 10)
-    whole = windows["obs"][:, 0, 0] == 0
+    whole = windows["loss_mask"].all(axis=1)
     np.testing.assert_array_equal(windows["obs"][whole][0, :, 0], np.arange(11))
 
 
@@ -118,25 +123,113 @@ def test_an_episode_longer_than_the_buffer():
     assert set(batch["obs"][:, 0]) == set(range(80, 100))
 
 
-def test_windows_end_with_their_episode():
+def _times(windows):
+    """The time steps of a batch of windows, with -1 where there is no step."""
+    return np.where(windows["loss_mask"], windows["obs"][:, :-1, 0], -1.0)
+
+
+def test_windows_hold_neighbouring_steps():
     buffer = ReplayBuffer(500, 2, 1, num_lanes=2, seed=0)
     lengths = [1, 3, 8, 20, 5, 50]
     for number, length in enumerate(lengths):
         _add(buffer, str(number), 1000 * number, length, terminated=number % 2 == 0)
     windows = buffer.sample_sequences(3000, 8)
-    mask, obs = windows["loss_mask"], windows["obs"][:, :, 0]
-    assert mask[:, 0].all()
-    assert len(set(obs[:, 0])) == sum(lengths)
-    for row in range(len(mask)):
-        steps = int(mask[row].sum())
-        assert not mask[row, steps:].any()
-        first = obs[row, 0]
-        remaining = lengths[int(first // 1000)] - first % 1000
-        assert steps == min(8, remaining)
-        np.testing.assert_array_equal(obs[row, : steps + 1], first + np.arange(steps + 1))
-        np.testing.assert_array_equal(windows["rewards"][row, :steps], obs[row, :steps] + 0.5)
-        ends = remaining <= 8 and int(first // 1000) % 2 == 0
-        assert windows["terminateds"][row, :steps].sum() == ends
+    mask, times = windows["loss_mask"], _times(windows)
+    assert mask.any(axis=1).all()
+    assert len(set(times[mask])) == sum(lengths)
+    for column, offset in (("actions", 0.25), ("rewards", 0.5), ("action_logp", 0.75)):
+        values = windows[column].reshape(mask.shape)
+        np.testing.assert_array_equal(values[mask], times[mask] + offset)
+    # The row after a step holds the observation that followed it.
+    np.testing.assert_array_equal(windows["obs"][:, 1:, 0][mask], times[mask] + 1)
+    number = (times // 1000).astype(int)
+    last = times % 1000 == np.array(lengths)[number] - 1
+    np.testing.assert_array_equal(windows["terminateds"][mask], (last & (number % 2 == 0))[mask])
+
+
+def test_a_row_without_a_step_is_between_two_episodes_of_a_window():
+    buffer = ReplayBuffer(60, 2, 1, num_lanes=2, seed=0)
+    for number in range(40):  # The rings are full, and have overwritten beginnings of episodes.
+        _add(buffer, str(number), 1000 * number, 1 + number % 9)
+    windows = buffer.sample_sequences(5000, 8)
+    mask, times = windows["loss_mask"], _times(windows)
+    both = mask[:, :-1] & mask[:, 1:]
+    assert both.any() and not mask.all()
+    np.testing.assert_array_equal(times[:, 1:][both], times[:, :-1][both] + 1)
+
+
+def _pieces(length, *, capacity=10_000, lanes=1, episodes=100):
+    buffer = ReplayBuffer(capacity, 2, 1, num_lanes=lanes, seed=0)
+    for number in range(episodes):
+        _add(buffer, str(number), 1000 * number, length)
+    _add(buffer, "open", 1000 * episodes, length, done=False)
+    return buffer
+
+
+@pytest.mark.parametrize(
+    "capacity,lanes",
+    [(10_000, 1), (10_000, 3), (100, 1), (205, 2)],
+    ids=["filling", "filling lanes", "full", "full lanes"],
+)
+def test_every_stored_step_is_equally_likely_in_windows(capacity, lanes):
+    buffer = _pieces(20, capacity=capacity, lanes=lanes, episodes=15)
+    times = _times(buffer.sample_sequences(200_000 // 8, 8))
+    _, counts = np.unique(times[times >= 0], return_counts=True)
+    assert len(counts) == len(buffer)
+    # The eight steps of a window come together, so a count varies as one of whole windows does.
+    expected = counts.mean()
+    assert abs(counts - expected).max() < 5 * np.sqrt(expected)
+    assert np.square(counts - expected).sum() / expected / len(counts) < 1.5
+
+
+@pytest.mark.parametrize("length", [8, 20, 1000])
+def test_windows_have_hardly_any_padding(length):
+    buffer = _pieces(length, capacity=200_000)
+    mask = buffer.sample_sequences(20_000, 8)["loss_mask"]
+    assert mask.mean() == pytest.approx(length / (length + 1), abs=0.01)
+    # All places of a window are alike.
+    np.testing.assert_allclose(mask.mean(axis=0), mask.mean(), atol=0.02)
+
+
+def test_windows_shorter_or_longer_than_the_episodes():
+    buffer = _pieces(1)
+    windows = buffer.sample_sequences(1000, 8)
+    assert windows["loss_mask"].any(axis=1).all()
+    assert windows["loss_mask"].mean() == pytest.approx(0.5, abs=0.05)
+    assert buffer.sample_sequences(1000, 1)["loss_mask"].all()
+
+
+@pytest.mark.parametrize("policy_evaluation", ["nstep", "retrace"])
+def test_targets_of_a_window_with_two_episodes_are_those_of_each(policy_evaluation):
+    config = RERPIConfig().training(policy_evaluation=policy_evaluation, n_step=3)
+    settings = model_settings(vars(config))
+    nets = ActorCritic(2, 1, **settings["networks"], clip_actions=True)
+    # A narrow policy: values have hardly any noise, and actions near its mean are likely.
+    for parameter in nets.target_policy.parameters():
+        parameter.data.zero_()
+    nets.target_policy.stddev.bias.data.fill_(-6.9)
+    rng = np.random.default_rng(0)
+    buffer = ReplayBuffer(100, 2, 1, seed=0)
+    for number, (length, terminated) in enumerate([(5, True), (4, False), (6, True)]):
+        buffer.add(
+            str(number),
+            observations=rng.normal(size=(length + 1, 2)).astype(np.float32),
+            actions=rng.normal(scale=1e-3, size=(length, 1)).astype(np.float32),
+            rewards=rng.normal(size=length).astype(np.float32),
+            log_probs=np.full(length, 5.0, np.float32),
+            terminated=terminated,
+            done=True,
+        )
+    windows = buffer.sample_sequences(100, 8)
+    batch = {key: torch.from_numpy(value) for key, value in windows.items()}
+    targets = critic_targets(nets, batch, LossSettings(**settings["loss"]))
+    for row, mask in enumerate(windows["loss_mask"]):
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], mask, [0]])))
+        for start, end in edges.reshape(-1, 2):
+            alone = {key: value[row : row + 1, start:end] for key, value in batch.items()}
+            alone["obs"] = batch["obs"][row : row + 1, start : end + 1]
+            expected = critic_targets(nets, alone, LossSettings(**settings["loss"]))
+            torch.testing.assert_close(targets[row, start:end], expected[0], rtol=0.0, atol=1e-2)
 
 
 def test_empty_buffer_says_so():

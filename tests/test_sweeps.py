@@ -52,13 +52,13 @@ def test_our_sweeps_are_complete(path, on_cpu):
 
 
 def test_every_combination_is_a_trial_with_a_name_of_its_own(tmp_path):
-    grid = {"algo": ["RERPI", "DDPG"], "epsilon_mu": ["1e-3", 1e-2]}
+    grid = {"algo": ["RERPI", "DDPG"], "lr": ["1e-3", 1e-2]}
     sweep, _ = load(str(_write(tmp_path, grid=grid, env=["Pendulum-v1"])), config={"gamma": 0.9})
     trials = sweep.trials()
     assert len(trials) == 8
-    settings = trials["Pendulum-v1_algo=DDPG_epsilon_mu=0.01_seed=1"]
+    settings = trials["Pendulum-v1_algo=DDPG_lr=0.01_seed=1"]
     assert (settings.algo, settings.seed, settings.env) == ("DDPG", 1, "Pendulum-v1")
-    assert (settings.config["epsilon_mu"], settings.config["gamma"]) == (0.01, 0.9)
+    assert (settings.config["lr"], settings.config["gamma"]) == (0.01, 0.9)
     assert settings.stop == {"env_steps": 400}
 
 

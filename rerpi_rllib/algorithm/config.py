@@ -2,161 +2,72 @@
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
+import gymnasium as gym
 import ray
 import torch
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
+from ray.rllib.algorithms.algorithm_config import DEPRECATED_VALUE, AlgorithmConfig, NotProvided
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.models.catalog import MODEL_DEFAULTS
 from ray.rllib.utils.annotations import override
 
 from rerpi_rllib import envs
+from rerpi_rllib.algorithm import checks
+from rerpi_rllib.algorithm.effects import dependent_settings, settings_without_effect
 from rerpi_rllib.algorithm.env_runner import RERPIEnvRunner
 from rerpi_rllib.algorithm.learner import RERPITorchLearner
 from rerpi_rllib.algorithm.networks import model_settings
 from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
-from rerpi_rllib.core.constraints import Constraint
+from rerpi_rllib.core.constraints import Constraint, MultiplierSchedule
 from rerpi_rllib.core.policies import POLICIES
-from rerpi_rllib.core.settings import LearningSettings
-
-
-@dataclass(frozen=True)
-class _Check:
-    """Whether a value is allowed, and the words that say what is."""
-
-    allowed: str
-    holds: Callable[[Any], bool]
-    choices: tuple[str, ...] = ()
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _is_schedule(value: Any) -> bool:
-    return (
-        isinstance(value, (list, tuple))
-        and len(value) > 1
-        and all(
-            isinstance(pair, (list, tuple))
-            and len(pair) == 2
-            and _is_int(pair[0])
-            and _NONNEGATIVE.holds(pair[1])
-            for pair in value
-        )
-        and value[0][0] == 0
-        and all(earlier[0] < later[0] for earlier, later in pairwise(value))
-    )
-
-
-def _one_of(*choices: str) -> _Check:
-    words = "one of " + ", ".join(repr(c) for c in choices)
-    return _Check(words, lambda v: v in choices, choices)
-
-
-_POSITIVE = _Check("a number above 0", lambda v: _is_number(v) and 0 < v < float("inf"))
-_NONNEGATIVE = _Check("a number of at least 0", lambda v: _is_number(v) and 0 <= v < float("inf"))
-_BOOLEAN = _Check("True or False", lambda v: isinstance(v, bool))
-_COUNT = _Check("a whole number of at least 1", lambda v: _is_int(v) and v >= 1)
-_NATURAL = _Check("a whole number of at least 0", lambda v: _is_int(v) and v >= 0)
-_LAYERS = _Check(
-    "a list of at least one layer size, each a whole number of at least 1",
-    lambda v: isinstance(v, (list, tuple)) and len(v) > 0 and all(_is_int(n) and n > 0 for n in v),
-)
-_LEARNING_RATE = _Check(
-    "a number above 0, or a schedule [[0, value], [step, value], ...] of rising steps",
-    lambda v: _is_schedule(v) or _POSITIVE.holds(v),
+from rerpi_rllib.core.settings import (
+    FitKind,
+    LearningSettings,
+    PolicyEvaluation,
+    TemperatureSolver,
+    Weighting,
+    all_parts,
 )
 
-_CHECKS = {
-    "epsilon": _POSITIVE,
-    "epsilon_mu": _POSITIVE,
-    "epsilon_sigma": _POSITIVE,
-    "epsilon_penalty": _Check(
-        "a number above 0, or None for no penalty", lambda v: v is None or _POSITIVE.holds(v)
-    ),
-    "epsilon_pi": _POSITIVE,
-    "weighting": _one_of("exponential", "ranking", "identity"),
-    "ranking_eta": _POSITIVE,
-    "fit": _one_of("decoupled", "coupled", "unconstrained", "value_gradient"),
-    "entropy_weight": _NONNEGATIVE,
-    "policy": _one_of(*POLICIES),
-    "num_mixture_components": _COUNT,
-    "epsilon_mixture": _POSITIVE,
-    "min_stddev": _NONNEGATIVE,
-    "tanh_mean": _BOOLEAN,
-    "tanh_observations": _BOOLEAN,
-    "critic": _one_of("scalar", "categorical", "quantile"),
-    "num_critics": _Check("1 or 2", lambda v: _is_int(v) and v in (1, 2)),
-    "num_atoms": _Check("a whole number of at least 2", lambda v: _is_int(v) and v >= 2),
-    "value_range": _Check(
-        "two numbers, the smaller one first",
-        lambda v: (
-            isinstance(v, (list, tuple))
-            and len(v) == 2
-            and all(_is_number(n) for n in v)
-            and float("-inf") < v[0] < v[1] < float("inf")
-        ),
-    ),
-    "per_dimension_kl": _BOOLEAN,
-    "multiplier_schedule": _one_of("late", "always"),
-    "temperature_solver": _one_of("exact", "adam"),
-    "policy_evaluation": _one_of("td0", "nstep", "retrace"),
-    "n_step": _COUNT,
-    "retrace_lambda": _Check("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
-    "sequence_length": _COUNT,
-    "num_action_samples": _COUNT,
-    "num_bootstrap_samples": _COUNT,
-    "target_update_period": _COUNT,
-    "policy_update_period": _COUNT,
-    "lr": _LEARNING_RATE,
-    "dual_lr": _LEARNING_RATE,
-    "replay_capacity": _COUNT,
-    "updates_per_env_step": _Check(
-        "a number above 0, or None to let learner and EnvRunners run free",
-        lambda v: v is None or _POSITIVE.holds(v),
-    ),
-    "num_steps_sampled_before_learning_starts": _COUNT,
-    "policy_layers": _LAYERS,
-    "critic_layers": _LAYERS,
-    "covariance_layers": _Check(
-        f"{_LAYERS.allowed}, or None to share the policy's",
-        lambda v: v is None or _LAYERS.holds(v),
-    ),
-    "initial_stddev": _POSITIVE,
-    "train_batch_size_per_learner": _COUNT,
-    "num_env_runners": _NATURAL,
-    "num_envs_per_env_runner": _COUNT,
-    "num_learners": _NATURAL,
-    "num_gpus_per_learner": _Check(
-        "a number of at least 0, or 'auto'", lambda v: v == "auto" or (_is_number(v) and v >= 0)
-    ),
-    "normalize_actions": _Check("True (the policy works in normalised units)", lambda v: v is True),
-    "env_config": _Check("a mapping", lambda v: isinstance(v, dict)),
-    "gamma": _Check("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
+# Settings of RLlib's own that are checked more strictly than RLlib does.
+_RLLIB_CHECKS = {
+    "lr": checks.check_of(checks.LearningRate),
+    "gamma": checks.check_of(checks.Fraction),
+    "seed": checks.check_of(checks.Seed),
+    "num_env_runners": checks.check_of(checks.Natural),
+    "num_envs_per_env_runner": checks.check_of(checks.Count),
+    "num_learners": checks.check_of(checks.Natural),
+    "num_gpus_per_learner": checks.check_of(checks.NumGpus),
+    "normalize_actions": checks.check_of(checks.Normalised),
+    "env_config": checks.check_of(checks.EnvConfig),
+    "framework_str": checks.check_of(Literal["torch"]),
+    "train_batch_size_per_learner": checks.check_of(checks.Count),
 }
 
 
-# A setting's value, another setting, and the values of that one it cannot be combined with.
-_NOT_TOGETHER: dict[str, list[tuple[Any, str, tuple[str, ...]]]] = {
-    "per_dimension_kl": [
-        (True, "fit", ("coupled", "unconstrained", "value_gradient")),
-        (True, "policy", ("full_gaussian", "categorical")),  # No KL of each dimension.
-    ],
-    # No gradient through the choice of an action or of a component.
-    "fit": [("value_gradient", "policy", ("mixture", "categorical"))],
-    # Its corrections are for expected returns.
-    "policy_evaluation": [("retrace", "critic", ("quantile",))],
-}
+def _not_together() -> list[tuple[str, Any, str, list[str]]]:
+    """List values of settings, with another setting and the values of that one they exclude."""
+    kinds = POLICIES.items()
+    joint = [name for name, kind in kinds if not any(part.per_dimension for part in kind.PARTS)]
+    return [
+        ("per_dimension_kl", True, "policy", joint),
+        ("fit", "value_gradient", "policy", [n for n, k in kinds if not k.is_reparameterizable]),
+        # Its corrections are for expected returns.
+        ("policy_evaluation", "retrace", "critic", ["quantile"]),
+    ]
+
+
+def _checks() -> dict[str, checks.Check]:
+    """Return the checks of all settings; those of this package are written in the signature."""
+    bound = checks.check_of(checks.Positive)
+    bounds = {f"epsilon_{part.name}": bound for part in all_parts()}
+    return bounds | checks.checks_of(RERPIConfig.training) | _RLLIB_CHECKS
+
+
+# The names of the class methods that make configurations with other values than the defaults.
+PRESETS = ("compact",)
 
 
 class RERPIConfig(AlgorithmConfig):
@@ -182,7 +93,7 @@ class RERPIConfig(AlgorithmConfig):
         super().__init__(algo_class=algo_class or RERPI)
 
         # Step 1, policy evaluation.
-        self.policy_evaluation = "td0"
+        self.policy_evaluation: PolicyEvaluation = "td0"
         self.n_step = 5
         self.retrace_lambda = 1.0
         self.sequence_length = 8
@@ -190,20 +101,18 @@ class RERPIConfig(AlgorithmConfig):
         self.target_update_period = 250
         self.policy_update_period = 1
         # Step 2, weights.
-        self.weighting = "exponential"
+        self.weighting: Weighting = "exponential"
         self.ranking_eta = 10.0
         self.epsilon = 0.1
-        self.temperature_solver = "exact"
+        self.temperature_solver: TemperatureSolver = "exact"
         self.num_action_samples = 20
         # Step 3, fit.
-        self.fit = "decoupled"
-        self.epsilon_mu = 5e-4
-        self.epsilon_sigma = 1e-5
-        self.epsilon_pi = 1e-3
+        self.fit: FitKind = "decoupled"
+        for part in all_parts():
+            setattr(self, f"epsilon_{part.name}", part.epsilon)
         self.epsilon_penalty: float | None = None
-        self.epsilon_mixture = 1e-4
         self.per_dimension_kl = False
-        self.multiplier_schedule = "late"
+        self.multiplier_schedule: MultiplierSchedule = "late"
         self.entropy_weight = 0.0
         # The policy's distribution, and the critic's output.
         self.policy = "gaussian"
@@ -211,7 +120,7 @@ class RERPIConfig(AlgorithmConfig):
         self.min_stddev = 0.0
         self.tanh_mean = False
         self.tanh_observations = False
-        self.critic = "scalar"
+        self.critic: checks.CriticKind = "scalar"
         self.num_critics = 1
         self.num_atoms = 51
         self.value_range: Sequence[float] = (-150.0, 150.0)
@@ -227,23 +136,24 @@ class RERPIConfig(AlgorithmConfig):
         self.updates_per_env_step: float | None = None
         self.num_steps_sampled_before_learning_starts = 1_000
 
-        # Settings of RLlib's own, with defaults that fit.
+        # RLlib's own settings have defaults that fit.
         self.gamma = 0.99
         self.train_batch_size = 3072
         self.env_runner_cls: type | None = RERPIEnvRunner
         self.num_env_runners = 1
         self.rollout_fragment_length = 50
-        # Work enough for an EnvRunner until the main loop looks again.
+        # An EnvRunner has enough to do until the main loop looks again.
         self.max_requests_in_flight_per_env_runner = 4
         self.num_gpus_per_learner: Any = "auto"
         self.gpus_were_auto = False
+        self._accepted_settings: dict[str, Any] = {}
         self.torch_ddp_kwargs: dict[str, Any] = {}
         self.min_time_s_per_iteration: float | None = None
         self.min_sample_timesteps_per_iteration = 0
         self.metrics_num_episodes_for_smoothing = 10
         # An evaluation plays the policy's mean.
         self.evaluation_config = {"explore": False}
-        # Checked once a call by the learner instead of twice for each parameter and update.
+        # Our learner checks for NaN once a call instead of twice for each parameter and update.
         self.torch_skip_nan_gradients = True
 
     @classmethod
@@ -274,47 +184,47 @@ class RERPIConfig(AlgorithmConfig):
     def training(
         self,
         *,
-        epsilon: float = NotProvided,
-        epsilon_mu: float = NotProvided,
-        epsilon_sigma: float = NotProvided,
-        epsilon_pi: float = NotProvided,
-        epsilon_penalty: float | None = NotProvided,
-        weighting: str = NotProvided,
-        ranking_eta: float = NotProvided,
-        fit: str = NotProvided,
+        epsilon: checks.Positive = NotProvided,
+        epsilon_mu: checks.Positive = NotProvided,
+        epsilon_sigma: checks.Positive = NotProvided,
+        epsilon_pi: checks.Positive = NotProvided,
+        epsilon_penalty: checks.Penalty = NotProvided,
+        weighting: Weighting = NotProvided,
+        ranking_eta: checks.Positive = NotProvided,
+        fit: FitKind = NotProvided,
         per_dimension_kl: bool = NotProvided,
-        multiplier_schedule: str = NotProvided,
-        entropy_weight: float = NotProvided,
-        policy: str = NotProvided,
-        num_mixture_components: int = NotProvided,
-        epsilon_mixture: float = NotProvided,
-        min_stddev: float = NotProvided,
+        multiplier_schedule: MultiplierSchedule = NotProvided,
+        entropy_weight: checks.Nonnegative = NotProvided,
+        policy: checks.PolicyKind = NotProvided,
+        num_mixture_components: checks.Count = NotProvided,
+        epsilon_mixture: checks.Positive = NotProvided,
+        min_stddev: checks.Nonnegative = NotProvided,
         tanh_mean: bool = NotProvided,
         tanh_observations: bool = NotProvided,
-        critic: str = NotProvided,
-        num_critics: int = NotProvided,
-        num_atoms: int = NotProvided,
-        value_range: Sequence[float] = NotProvided,
-        temperature_solver: str = NotProvided,
-        policy_evaluation: str = NotProvided,
-        n_step: int = NotProvided,
-        retrace_lambda: float = NotProvided,
-        sequence_length: int = NotProvided,
-        num_action_samples: int = NotProvided,
-        num_bootstrap_samples: int = NotProvided,
-        target_update_period: int = NotProvided,
-        policy_update_period: int = NotProvided,
-        dual_lr: float = NotProvided,
-        replay_capacity: int = NotProvided,
-        updates_per_env_step: float | None = NotProvided,
-        num_steps_sampled_before_learning_starts: int = NotProvided,
-        policy_layers: Sequence[int] = NotProvided,
-        critic_layers: Sequence[int] = NotProvided,
-        covariance_layers: Sequence[int] | None = NotProvided,
-        initial_stddev: float = NotProvided,
+        critic: checks.CriticKind = NotProvided,
+        num_critics: checks.NumCritics = NotProvided,
+        num_atoms: checks.NumAtoms = NotProvided,
+        value_range: checks.ValueRange = NotProvided,
+        temperature_solver: TemperatureSolver = NotProvided,
+        policy_evaluation: PolicyEvaluation = NotProvided,
+        n_step: checks.Count = NotProvided,
+        retrace_lambda: checks.Fraction = NotProvided,
+        sequence_length: checks.Count = NotProvided,
+        num_action_samples: checks.Count = NotProvided,
+        num_bootstrap_samples: checks.Count = NotProvided,
+        target_update_period: checks.Count = NotProvided,
+        policy_update_period: checks.Count = NotProvided,
+        dual_lr: checks.LearningRate = NotProvided,
+        replay_capacity: checks.Count = NotProvided,
+        updates_per_env_step: checks.UpdateRatio = NotProvided,
+        num_steps_sampled_before_learning_starts: checks.Count = NotProvided,
+        policy_layers: checks.Layers = NotProvided,
+        critic_layers: checks.Layers = NotProvided,
+        covariance_layers: checks.OptionalLayers = NotProvided,
+        initial_stddev: checks.Positive = NotProvided,
         **kwargs: Any,
     ) -> RERPIConfig:
-        """Settings of the algorithm; what is not listed here is RLlib's own.
+        """Set what the algorithm does; a setting that is not listed here is RLlib's own.
 
         Args:
             epsilon: bound on the mean KL of the action weights to uniform (Step 2).
@@ -357,8 +267,9 @@ class RERPIConfig(AlgorithmConfig):
             policy_evaluation: how the critic's targets are made: "td0", "nstep" or "retrace".
             n_step: rewards in an n-step return.
             retrace_lambda: Retrace's lambda.
-            sequence_length: steps in the windows that "nstep" and "retrace" learn from; they are cut
-                at the end of an episode. A batch holds as many steps as with "td0".
+            sequence_length: steps in the windows that "nstep" and "retrace" learn from. Every stored
+                step is equally likely in them. A batch has as many rows as with "td0", of which one
+                for each episode that ends in it holds no step.
             num_action_samples: actions per state in Step 2 (the paper's N).
             num_bootstrap_samples: actions averaged in the bootstrap of Step 1.
             target_update_period: learner updates between two copies to the target networks.
@@ -376,13 +287,17 @@ class RERPIConfig(AlgorithmConfig):
                 covariance, too.
             initial_stddev: the policy's standard deviation before training, where actions are
                 normalised to [-1, 1]; of a "deterministic" policy for ever.
-            **kwargs: RLlib's own, such as ``lr``, ``gamma`` and ``train_batch_size_per_learner``.
+            **kwargs: the bounds ``epsilon_<part>`` of other policies in ``POLICIES``, and settings of
+                RLlib's own, such as ``lr``, ``gamma`` and ``train_batch_size_per_learner``.
         """
         given = {
             key: value
             for key, value in locals().items()
             if key not in ("self", "kwargs", "__class__") and value is not NotProvided
         }
+        # The bounds of policies that were added to the registry.
+        bounds = {f"epsilon_{part.name}" for part in all_parts()}
+        given |= {key: kwargs.pop(key) for key in bounds & kwargs.keys()}
         if "train_batch_size" in kwargs:
             self._train_batch_size_per_learner = None
         super().training(**kwargs)
@@ -391,19 +306,45 @@ class RERPIConfig(AlgorithmConfig):
         return self
 
     @override(AlgorithmConfig)
+    def get_state(self) -> dict[str, Any]:
+        """Return RLlib's state, from which algorithms are built and restored, with two additions.
+
+        RLlib leaves out the settings of value -1, which it takes for deprecated ones; then a wrong
+        value would silently become the default. And the state of a frozen configuration, which is
+        that of a checkpoint, tells which values were accepted: presets may change until it is read.
+        """
+        default = vars(type(self)())
+        wrong = {
+            key: value
+            for key, value in vars(self).items()
+            if checks.is_number(value) and value == DEPRECATED_VALUE and default.get(key) != value
+        }
+        state = {**super().get_state(), **wrong}
+        if self._is_frozen:
+            state["_accepted_settings"] = dependent_settings(self)
+        return state
+
+    @override(AlgorithmConfig)
     def validate(self) -> None:
-        if self._train_batch_size_per_learner is None:
-            self._check("train_batch_size", _COUNT, self.train_batch_size)
-        for key, check in _CHECKS.items():
-            self._check(key, check, getattr(self, key))
-        self._check_together()
+        for key, check in _checks().items():
+            self._check(key, check)
+        presets = [getattr(type(self), preset)() for preset in PRESETS]
+        references = [vars(config) for config in (type(self)(), *presets)]
+        for message in settings_without_effect(self, [*references, self._accepted_settings]):
+            self._value_error(message)
+        self._check_combinations()
+        self._fill_in()
         super().validate()
 
-    def _check(self, key: str, check: _Check, value: Any) -> None:
+    def _check(self, key: str, check: checks.Check) -> None:
+        value = getattr(self, key)
+        if key == "train_batch_size_per_learner" and self._train_batch_size_per_learner is None:
+            key, value = "train_batch_size", self.train_batch_size
         if not check.holds(value):
+            key = key.removesuffix("_str")
             self._value_error(f"{key}={value!r} is not allowed: it must be {check.allowed}.")
 
-    def _check_together(self) -> None:
+    def _check_combinations(self) -> None:
         if self._rl_module_spec is None and (self._model_config or self.model != MODEL_DEFAULTS):
             self._value_error(
                 "RLlib's model_config and model are not used: the networks are those of "
@@ -432,16 +373,24 @@ class RERPIConfig(AlgorithmConfig):
             self._value_error(
                 f"n_step={self.n_step} is larger than sequence_length={self.sequence_length}."
             )
-        for key, others in _NOT_TOGETHER.items():
-            for value, other_key, other_values in others:
-                if getattr(self, key) == value and getattr(self, other_key) in other_values:
-                    allowed = _CHECKS[other_key].choices
-                    self._value_error(
-                        f"{key}={value!r} is not allowed with {other_key}="
-                        f"{getattr(self, other_key)!r}: it must be "
-                        + " or ".join(repr(c) for c in allowed if c not in other_values)
-                        + "."
-                    )
+        if (
+            self.fit in ("decoupled", "coupled")
+            and self.target_update_period < 2 * self.policy_update_period
+        ):
+            # The KL is to the last copy: it is zero in the first step after one.
+            self._value_error(
+                f"target_update_period={self.target_update_period} with policy_update_period="
+                f"{self.policy_update_period} leaves less than two steps of the policy between two "
+                "target copies, so that the bounds on its KL never act: target_update_period must "
+                "be at least twice policy_update_period, or fit 'unconstrained'."
+            )
+        for key, value, other, refused in _not_together():
+            if getattr(self, key) == value and getattr(self, other) in refused:
+                allowed = [repr(c) for c in _checks()[other].choices if c not in refused]
+                self._value_error(
+                    f"{key}={value!r} is not allowed with {other}={getattr(self, other)!r}: it must "
+                    f"be {' or '.join(allowed)}."
+                )
         if self.min_stddev >= self.initial_stddev:
             self._value_error(
                 f"min_stddev={self.min_stddev} is not below initial_stddev={self.initial_stddev}."
@@ -456,18 +405,31 @@ class RERPIConfig(AlgorithmConfig):
                 f"epsilon_penalty={self.epsilon_penalty} is not allowed with weighting='identity': "
                 "the two kinds of weights have no common scale."
             )
-        if self.num_gpus_per_learner == "auto":
-            self.num_gpus_per_learner = _gpus_for_learner(self.num_learners)
-            self.gpus_were_auto = True
+        env_spec = gym.registry.get(self.env) if isinstance(self.env, str) else None
+        if (
+            self.gym_env_vectorize_mode == gym.VectorizeMode.VECTOR_ENTRY_POINT.value
+            and env_spec is not None
+            and env_spec.vector_entry_point is None
+        ):
+            self._value_error(
+                f"gym_env_vectorize_mode='vector_entry_point' is not allowed with env={self.env!r}, "
+                "which Gymnasium has no vectorised version of: it must be 'sync' or 'async'."
+            )
         if self.enable_rl_module_and_learner != self.enable_env_runner_and_connector_v2:
             self._value_error(
                 "enable_rl_module_and_learner and enable_env_runner_and_connector_v2 must be both "
                 "True (RLlib's new API stack) or both False (the old one)."
             )
+
+    def _fill_in(self) -> None:
+        """Set what depends on the machine, on the API stack and on other settings."""
+        if self.num_gpus_per_learner == "auto":
+            self.num_gpus_per_learner = _gpus_for_learner(self.num_learners)
+            self.gpus_were_auto = True
         if self.uses_old_api_stack:
             self._check_old_api_stack()
         if not (self.min_time_s_per_iteration or self.min_sample_timesteps_per_iteration):
-            # A steady pulse of results; without remote EnvRunners by steps, to be repeatable.
+            # Results come by time, or by steps in synchronous runs, which have to be repeatable.
             if self.num_env_runners > 0:
                 self.min_time_s_per_iteration = 5
             else:
@@ -483,20 +445,20 @@ class RERPIConfig(AlgorithmConfig):
             envs.register_with_tune(self.env)
 
     def _check_old_api_stack(self) -> None:
-        """What the old stack has no learners for, and its own names of the same settings."""
+        """Refuse what needs learners, which the old stack has not, and set its names of settings."""
         if self.num_learners:
             self._value_error(
                 f"num_learners={self.num_learners} is not allowed on the old API stack: it must be 0."
             )
         for key in ("lr", "dual_lr"):
-            if not _is_number(getattr(self, key)):
+            if not checks.is_number(getattr(self, key)):
                 self._value_error(
                     f"{key}={getattr(self, key)!r} is not allowed on the old API stack: it must be "
                     "a number."
                 )
         if self.env_runner_cls is RERPIEnvRunner:
             self.env_runner_cls = None
-        # The old stack's own name; what was given by it counts.
+        # The old stack has another name for it; a value given under that name counts.
         self.num_gpus = self.num_gpus_per_learner = self.num_gpus or self.num_gpus_per_learner
         if self.num_gpus > 1:
             self._value_error(
@@ -515,7 +477,7 @@ class RERPIConfig(AlgorithmConfig):
     @property
     @override(AlgorithmConfig)
     def _model_config_auto_includes(self) -> dict[str, Any]:
-        return super()._model_config_auto_includes | model_settings(vars(self))
+        return {**super()._model_config_auto_includes, **model_settings(vars(self))}
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
@@ -528,8 +490,8 @@ class RERPIConfig(AlgorithmConfig):
 
     @property
     def num_environments(self) -> int:
-        """Environments that are stepped at the same time."""
-        return max(1, self.num_env_runners) * self.num_envs_per_env_runner
+        """The number of environments that are stepped at the same time."""
+        return int(max(1, self.num_env_runners) * self.num_envs_per_env_runner)
 
     @property
     def uses_old_api_stack(self) -> bool:
@@ -537,12 +499,12 @@ class RERPIConfig(AlgorithmConfig):
 
 
 def steps_per_row(config: Mapping[str, Any]) -> int:
-    """Steps in a row of a batch: one transition for TD(0), otherwise a window."""
-    return 1 if config["policy_evaluation"] == "td0" else config["sequence_length"]
+    """Return the number of steps in a row of a batch: one for TD(0), otherwise those of a window."""
+    return 1 if config["policy_evaluation"] == "td0" else int(config["sequence_length"])
 
 
 def _gpus_for_learner(num_learners: int) -> int:
-    """One GPU for each learner if the cluster has that many, otherwise none."""
+    """Return one GPU for each learner if the cluster has that many, otherwise none."""
     if ray.is_initialized():
         available = int(ray.cluster_resources().get("GPU", 0))
     else:

@@ -1,20 +1,22 @@
-"""Acting: RLlib's EnvRunner with a sampling loop of its own, two to three times as fast.
+"""``RERPIEnvRunner`` acts: RLlib's EnvRunner with a sampling loop that is two to three times as fast.
 
-RLlib runs two connector pipelines, adds to an episode object and makes callbacks at every step, which
-costs more than a control-suite environment and a small policy together. Here a step is: one forward
-pass for all environments, one step of each, numbers into arrays. The episodes are made at the end.
-Everything else (groups of EnvRunners, fault tolerance, weights, metrics but for the timers within a
-step) stays RLlib's, and so does the loop itself where the user has connectors, callbacks or a module
-of their own, or environments in other processes.
+RLlib runs two connector pipelines, extends an episode object and makes callbacks at every step, which
+costs more than a control-suite environment and a small policy together. A step here is one forward
+pass for all environments, one step of each of them, and numbers appended to lists. The episodes are
+made at the end. All else (groups of EnvRunners, fault tolerance, weights, metrics except the timers
+within a step) is left to RLlib, and so is the loop itself if the user has connectors, callbacks or a
+module of their own, or environments that are not stepped one by one in this process.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 import torch
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.columns import Columns
@@ -28,41 +30,47 @@ from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
 
 logger = logging.getLogger(__name__)
 
+Array: TypeAlias = npt.NDArray[Any]
+
 
 class ToEnvUnits:
-    """The policy's actions in [-1, 1] to the environment's units, as RLlib's connectors do it."""
+    """Maps the policy's actions in [-1, 1] to the environment's units, as RLlib's connectors do.
 
-    def __init__(self, space: gym.Space) -> None:
+    Actions without bounds are passed on as they are. A box that is bounded on one side only is
+    refused before anything acts.
+    """
+
+    def __init__(self, space: gym.Space[Any]) -> None:
         self._box = space if isinstance(space, gym.spaces.Box) and space.is_bounded() else None
         if self._box is not None:
             self._half = (self._box.high - self._box.low) / 2.0
 
-    def __call__(self, actions: np.ndarray) -> np.ndarray:
+    def __call__(self, actions: Array) -> Array:
         if self._box is None:
             return actions
         scaled = self._box.low + (actions + 1.0) * self._half
         # np.clip takes twice as long.
-        clipped = np.minimum(np.maximum(scaled, self._box.low), self._box.high)
+        clipped: Array = np.minimum(np.maximum(scaled, self._box.low), self._box.high)
         return clipped.astype(self._box.dtype, copy=False)
 
 
 class _EnvFailed(Exception):
-    """What an environment raised is this one's cause."""
+    """Raised from what an environment has raised, to tell it from failures of the policy."""
 
 
 class _Piece:
-    """What one environment has done since the last call of ``sample``, or since its episode began."""
+    """The steps of one environment since the last call of ``sample`` or the start of its episode."""
 
-    def __init__(self, observation: np.ndarray, before: SingleAgentEpisode | None = None) -> None:
+    def __init__(self, observation: Array, before: SingleAgentEpisode | None = None) -> None:
         self.episode_id = before.id_ if before else None
         self.started = before.t if before else 0
         self.began = time.perf_counter()
         self.observations = [observation]
-        self.actions: list[np.ndarray] = []
+        self.actions: list[Array] = []
         self.rewards: list[float] = []
 
     def episode(
-        self, log_probs: np.ndarray, terminated: bool = False, truncated: bool = False
+        self, log_probs: Array, terminated: bool = False, truncated: bool = False
     ) -> SingleAgentEpisode:
         episode = SingleAgentEpisode(
             self.episode_id,
@@ -86,17 +94,20 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
     def make_env(self) -> None:
         super().make_env()
         self._to_env_units = ToEnvUnits(self.env.single_action_space)
-        self._envs = getattr(self.env.unwrapped, "envs", [])  # Those of this process.
-        self._pieces: list[_Piece] = []
+        # A vectorised environment that is stepped as a whole has none, and RLlib's loop steps it.
+        self._envs = getattr(self.env.unwrapped, "envs", [])
+        self._abandon_episodes()
 
     @property
     def is_lean(self) -> bool:
-        """Whether the user left everything at every step to us."""
+        """Whether the user leaves all that happens at a step to this class."""
         config = self.config
-        return (
-            type(self.env.env) is gym.vector.SyncVectorEnv  # Nothing between RLlib's wrapper and it.
+        return bool(
+            # No wrapper of the user's is between RLlib's wrapper and the environments.
+            type(self.env.env) is gym.vector.SyncVectorEnv
             and type(self.module) is RERPITorchRLModule
             and config.normalize_actions
+            and config.episodes_to_numpy
             and config.add_default_connectors_to_env_to_module_pipeline
             and config.add_default_connectors_to_module_to_env_pipeline
             and config._env_to_module_connector is None
@@ -120,15 +131,16 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
     ) -> list[SingleAgentEpisode]:
         if random_actions or not self.is_lean:
             if self._pieces:  # RLlib's loop has episodes of its own.
-                self._pieces = []
+                self._abandon_episodes()
                 self._needs_initial_reset: bool = True
-            return super()._sample(
+            episodes: list[SingleAgentEpisode] = super()._sample(
                 num_timesteps=num_timesteps,
                 num_episodes=num_episodes,
                 explore=explore,
                 random_actions=random_actions,
                 force_reset=force_reset,
             )
+            return episodes
         if force_reset or num_episodes is not None or self._needs_initial_reset or not self._pieces:
             self._restart()
         done: list[SingleAgentEpisode] = []
@@ -142,10 +154,10 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
                 self.metrics.log_value(NUM_ENV_STEP_FAILURES_LIFETIME, 1, reduce="lifetime_sum")
                 if not self.config.restart_failed_sub_environments:
                     raise failure.__cause__ or failure from None
-                logger.exception("An environment failed and is built anew.")
+                logger.exception("An environment failed; all of this EnvRunner are rebuilt.")
                 self.make_env()
                 self._restart()
-                steps = 0
+                steps = sum(map(len, done))  # The steps of unfinished episodes are lost.
         # An evaluation begins with the same seeds each time.
         self._needs_initial_reset = num_episodes is not None
         done = done[:num_episodes]
@@ -162,9 +174,15 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
         self._increase_sampled_metrics(steps, len(done))
         return done + unfinished
 
+    def _abandon_episodes(self) -> None:
+        """Forget the episodes in progress; metrics of completed ones are kept."""
+        for piece in getattr(self, "_pieces", []):
+            self._ongoing_episodes_for_metrics.pop(piece.episode_id, None)
+        self._pieces: list[_Piece] = []
+
     def _restart(self) -> None:
-        """New episodes in all environments."""
-        self._ongoing_episodes_for_metrics.clear()
+        """Begin new episodes in all environments."""
+        self._abandon_episodes()
         seed = self._seed if self._needs_initial_reset else None
         observations, _ = self._try_env_reset(seed=seed, options=None)
         self._pieces = [_Piece(observation) for observation in np.array(observations, np.float32)]
@@ -172,7 +190,7 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
 
     @torch.inference_mode()
     def _step(self, explore: bool) -> list[SingleAgentEpisode]:
-        """One step of each environment; the episodes that ended with it."""
+        """Step each environment once and return the episodes that ended with it."""
         observations = np.stack([piece.observations[-1] for piece in self._pieces])
         inputs = torch.from_numpy(observations).to(self._device)
         actions = act(self.module.nets, inputs, explore)[0].cpu().numpy()
@@ -181,7 +199,9 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
             piece = self._pieces[index]
             try:
                 observation, reward, terminated, truncated, _ = env.step(action)
-                observation = np.array(observation, np.float32)  # It may be used again, by reset too.
+                observation = np.array(
+                    observation, np.float32
+                )  # The environment may reuse its array.
                 start = env.reset()[0] if terminated or truncated else None
             except Exception as failure:
                 raise _EnvFailed from failure
@@ -195,10 +215,11 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
         return ended
 
     @torch.inference_mode()
-    def _log_probs(self, piece: _Piece) -> np.ndarray:
-        """Of a piece's actions, all at once: the policy's weights change between calls only."""
+    def _log_probs(self, piece: _Piece) -> Array:
+        """Compute a piece's log-probabilities at once: weights change between calls only."""
         policy = self.module.nets.policy
         observations = torch.from_numpy(np.stack(piece.observations[:-1])).to(self._device)
         actions = torch.from_numpy(np.stack(piece.actions)).to(self._device)
         encoded = policy.encode_actions(actions.view(len(actions), -1))
-        return policy(observations).log_prob(encoded).cpu().numpy()
+        log_probs: Array = policy(observations).log_prob(encoded).cpu().numpy()
+        return log_probs

@@ -14,32 +14,37 @@ import io
 import mmap
 import pathlib
 import pickle
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow.fs
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.utils.checkpoints import Checkpointable
 
-_ROWS_AT_ONCE = 2**16  # while saving and loading
+Array: TypeAlias = npt.NDArray[Any]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+Batch: TypeAlias = dict[str, Array]
+
+_ROWS_AT_ONCE = 2**16  # This many rows are saved and loaded at a time.
 _STORED = "stored"
 _TRANSITION, _TERMINATED = np.uint8(1), np.uint8(2)
 
 
-def _reserve(shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    """Zeros that take memory only where they are written, however malloc is set up."""
+def _reserve(shape: tuple[int, ...], dtype: type) -> Array:
+    """Make an array of zeros that takes memory only where it is written, however malloc is set up."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return np.frombuffer(mmap.mmap(-1, size), dtype).reshape(shape)
 
 
 class ReplayBuffer(Checkpointable):
-    """Uniform replay of transitions and windows.
+    """Replay that samples transitions, or windows of them, uniformly.
 
-    Memory is ``4 * (observation + action + 2) + 1`` bytes a step, and one row more for each episode.
-    The arrays are reserved at once, but the operating system commits them only as they fill.
+    A step needs ``4 * (observation + action + 2) + 1`` bytes, and each episode one row more. The
+    arrays are reserved at once, but the operating system commits them only as they fill.
     """
 
     def __init__(
@@ -61,8 +66,8 @@ class ReplayBuffer(Checkpointable):
             "flags": _reserve((rows,), np.uint8),
         }
         self._flags = self._columns["flags"]
-        # Of each lane: the row of its newest observation (-1: none yet), rows ever used, and the
-        # number of the addition that last wrote to it.
+        # Each lane has the row of its newest observation (-1 while it has none), the number of rows
+        # that were ever used, and the number of the addition that last wrote to it.
         self._head = np.full(num_lanes, -1, np.int64)
         self._filled = np.zeros(num_lanes, np.int64)
         self._written = np.zeros(num_lanes, np.int64)
@@ -79,7 +84,7 @@ class ReplayBuffer(Checkpointable):
         }
 
     def __len__(self) -> int:
-        """Number of transitions stored."""
+        """Return the number of stored transitions."""
         return self._size
 
     def add_episode(self, episode: SingleAgentEpisode) -> None:
@@ -114,10 +119,10 @@ class ReplayBuffer(Checkpointable):
         self,
         episode_id: str,
         *,
-        observations: np.ndarray,
-        actions: np.ndarray,
-        rewards: np.ndarray,
-        log_probs: np.ndarray,
+        observations: Array,
+        actions: Array,
+        rewards: Array,
+        log_probs: Array,
         terminated: bool,
         done: bool,
     ) -> None:
@@ -134,7 +139,7 @@ class ReplayBuffer(Checkpointable):
         if length == 0:
             return
         keep = self._lane_rows - 1
-        if length > keep:  # Longer than the whole lane: its newest part is what would remain.
+        if length > keep:  # Only the newest part of an episode longer than the lane would remain.
             cut = length - keep
             observations, actions = observations[cut:], actions[cut:]
             rewards, log_probs, length = rewards[cut:], log_probs[cut:], keep
@@ -164,75 +169,82 @@ class ReplayBuffer(Checkpointable):
         if done:
             self._open.pop(episode_id, None)
 
-    def sample(self, size: int) -> dict[str, np.ndarray]:
-        """``size`` transitions, uniform over all that are stored, with replacement."""
-        rows = self._sample_rows(size)
+    def sample(self, size: int) -> Batch:
+        """Sample ``size`` transitions with replacement; every stored one is equally likely."""
+        rows, next_rows = self._sample_windows(size, 1).T
         return {
-            Columns.OBS: self._columns[Columns.OBS].take(rows, axis=0),
-            Columns.NEXT_OBS: self._columns[Columns.OBS].take(self._following(rows, 1), axis=0),
-            Columns.ACTIONS: self._columns[Columns.ACTIONS].take(rows, axis=0),
-            Columns.REWARDS: self._columns[Columns.REWARDS].take(rows),
-            Columns.ACTION_LOGP: self._columns[Columns.ACTION_LOGP].take(rows),
-            Columns.TERMINATEDS: (self._flags.take(rows) == _TRANSITION | _TERMINATED).astype(
-                np.float32
-            ),
+            Columns.NEXT_OBS: self._columns[Columns.OBS].take(next_rows, axis=0),
+            **self._steps(rows, rows, self._flags.take(rows)),
         }
 
-    def sample_sequences(self, size: int, length: int) -> dict[str, np.ndarray]:
-        """``size`` windows of ``length`` steps whose first step is uniform over all stored.
+    def sample_sequences(self, size: int, length: int) -> Batch:
+        """Sample ``size`` windows of ``length`` steps, in which every stored step is equally likely.
 
-        A window never crosses the end of an episode: where the episode ends inside it,
-        ``loss_mask`` is False from there on, and those steps hold no meaningful data.
+        A window is ``length`` neighbouring rows of a lane. It may hold the end of one episode and the
+        beginning of the next: the row between them, which holds a final observation and no step, has
+        ``loss_mask`` False, and so has a row that was never written. A step whose successor has
+        ``loss_mask`` False is the last one of its episode as far as it is stored, and targets must
+        not reach beyond it.
+
+        Every placement of a window is equally likely, so that a stored step has the same probability
+        for each of the ``length`` places in a window. One row for each episode is not a step: with
+        episodes of L steps the share ``1 / (L + 1)`` of a batch is padding.
 
         Returns:
             ``obs`` ``[size, length + 1, O]``; all else ``[size, length, ...]``.
         """
-        rows = self._following(self._sample_rows(size)[:, None], np.arange(length + 1))
+        rows = self._sample_windows(size, length)
         steps = rows[:, :-1]
         flags = self._flags.take(steps)
+        return {**self._steps(rows, steps, flags), Columns.LOSS_MASK: flags != 0}
+
+    def _steps(self, observed: IntArray, steps: IntArray, flags: Array) -> Batch:
+        """Copy observations from the rows ``observed`` and all else from the rows ``steps``."""
         return {
-            Columns.OBS: self._columns[Columns.OBS].take(rows, axis=0),
+            Columns.OBS: self._columns[Columns.OBS].take(observed, axis=0),
             Columns.ACTIONS: self._columns[Columns.ACTIONS].take(steps, axis=0),
             Columns.REWARDS: self._columns[Columns.REWARDS].take(steps),
             Columns.ACTION_LOGP: self._columns[Columns.ACTION_LOGP].take(steps),
             Columns.TERMINATEDS: (flags == _TRANSITION | _TERMINATED).astype(np.float32),
-            Columns.LOSS_MASK: np.logical_and.accumulate(flags != 0, axis=1),
         }
 
-    def _sample_rows(self, size: int) -> np.ndarray:
-        """Rows that hold a transition: drawn from all rows in use, and again where they do not."""
+    def _sample_windows(self, size: int, length: int) -> IntArray:
+        """Draw windows: ``length`` rows and the one after them, ``[size, length + 1]``.
+
+        A window may be placed anywhere on the ring of a lane. Where a lane is not full yet, it may
+        begin before the first row or end after the newest one, so that the steps there are covered
+        by as many placements as all others. A window without any step is drawn again.
+        """
         if self._size == 0:
             raise ValueError("The replay is empty: there is nothing to sample yet.")
-        ends = np.cumsum(self._filled)
-        offsets = np.arange(len(ends)) * self._lane_rows - (ends - self._filled)
-        rows = np.empty(0, np.int64)
-        while len(rows) < size:
-            drawn = self._rng.integers(ends[-1], size=size - len(rows))
-            drawn += offsets[np.searchsorted(ends, drawn, side="right")]
-            rows = np.concatenate([rows, drawn[self._flags.take(drawn) != 0]])
-        return rows
-
-    def _following(self, rows: np.ndarray, steps: int | np.ndarray) -> np.ndarray:
-        """The rows ``steps`` later in the same lane."""
-        following = rows + steps
-        wraps = following // self._lane_rows != rows // self._lane_rows
-        return following - wraps * self._lane_rows
+        placements = np.minimum(self._filled + length - 1, self._lane_rows) * (self._filled > 0)
+        ends = np.cumsum(placements)
+        windows = np.empty((0, length + 1), np.int64)
+        while len(windows) < size:
+            drawn = self._rng.integers(ends[-1], size=size - len(windows))
+            lanes = np.searchsorted(ends, drawn, side="right")
+            first = drawn - (ends - placements)[lanes] - (length - 1)
+            rows = (first[:, None] + np.arange(length + 1)) % self._lane_rows
+            rows += (lanes * self._lane_rows)[:, None]
+            has_steps = self._flags.take(rows[:, :-1]).any(axis=1)
+            windows = np.concatenate([windows, rows[has_steps]])
+        return windows
 
     def _lane_for(self, episode_id: str) -> tuple[int, bool]:
-        """The lane to write to, and whether it continues this very episode there."""
+        """Return the lane to write to, and whether its newest row belongs to the same episode."""
         if episode_id in self._open:
             return self._open[episode_id], True
         busy = set(self._open.values())
         free = [lane for lane in range(len(self._head)) if lane not in busy]
-        # No free lane: an environment was lost, or there are more of them than lanes. The episode
-        # that has waited longest gives way; what it has stored stays valid.
+        # If no lane is free, an environment was lost or there are more of them than lanes. The
+        # episode that has waited longest gives way; what is stored of it stays valid.
         lane = min(free or range(len(self._head)), key=lambda lane: (self._written[lane], lane))
         self._open = {key: value for key, value in self._open.items() if value != lane}
         self._open[episode_id] = lane
         return lane, False
 
     def _ring_slices(self, lane: int, first: int, count: int) -> list[tuple[slice, slice]]:
-        """``count`` rows from ``first`` in a lane: pairs of where they are and what goes there."""
+        """Return pairs of target and source slices for ``count`` rows of a lane from ``first`` on."""
         base, first = lane * self._lane_rows, first % self._lane_rows
         before_wrap = min(count, self._lane_rows - first)
         parts = [(slice(base + first, base + first + before_wrap), slice(0, before_wrap))]
@@ -240,10 +252,12 @@ class ReplayBuffer(Checkpointable):
             parts.append((slice(base, base + count - before_wrap), slice(before_wrap, count)))
         return parts
 
-    # -- Checkpoints: raw arrays beside a small state file, piece by piece. --
+    # -- Checkpoints are raw arrays beside a small state file, written piece by piece. --
 
-    def get_state(self, components=None, *, not_components=None, **kwargs) -> dict[str, Any]:
-        """All of it, with a copy of what is stored; :meth:`save_to_path` makes none."""
+    def get_state(
+        self, components: Any = None, *, not_components: Any = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Return the counters and a copy of what is stored; :meth:`save_to_path` copies nothing."""
         columns = {}
         for name, column in self._columns.items():
             file = io.BytesIO()
@@ -279,41 +293,55 @@ class ReplayBuffer(Checkpointable):
         self._size = state["size"]
         self._rng.bit_generator.state = state["rng"]
 
-    def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple[()], dict[str, Any]]:
         return (), self._arguments
 
-    def _used(self, lane_rows: int, filled: np.ndarray) -> list[slice]:
+    def _used(self, lane_rows: int, filled: Array) -> list[slice]:
         return [slice(i * lane_rows, i * lane_rows + int(n)) for i, n in enumerate(filled)]
 
-    def save_to_path(self, path=None, *, state=None, filesystem=None, **kwargs) -> str:
+    def save_to_path(
+        self,
+        path: str | pathlib.Path | None = None,
+        *,
+        state: dict[str, Any] | None = None,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        **kwargs: Any,
+    ) -> str:
         state = dict(state or self._counters())
         stored = state.pop(_STORED, None)
-        path = super().save_to_path(path, state=state, filesystem=filesystem, **kwargs)
+        directory: str = super().save_to_path(path, state=state, filesystem=filesystem, **kwargs)
         filesystem = filesystem or pyarrow.fs.LocalFileSystem()
         for name, column in self._columns.items():
-            with filesystem.open_output_stream(f"{path}/{name}.bin", compression=None) as file:
+            with filesystem.open_output_stream(f"{directory}/{name}.bin", compression=None) as file:
                 if stored is None:
                     self._write(column, file)
                 else:
                     file.write(stored[name])
-        return path
+        return directory
 
-    def _write(self, column: np.ndarray, file: Any) -> None:
+    def _write(self, column: Array, file: Any) -> None:
         for used in self._used(self._lane_rows, self._filled):
             for start in range(used.start, used.stop, _ROWS_AT_ONCE):
                 file.write(column[start : min(start + _ROWS_AT_ONCE, used.stop)].tobytes())
 
-    def restore_from_path(self, path, *, component=None, filesystem=None, **kwargs) -> None:
-        filesystem = filesystem or pyarrow.fs.LocalFileSystem()
-        path = pathlib.Path(path).as_posix()
-        with filesystem.open_input_stream(f"{path}/{self.STATE_FILE_NAME}.pkl") as file:
+    def restore_from_path(
+        self,
+        path: str | pathlib.Path,
+        *,
+        component: str | None = None,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        **kwargs: Any,
+    ) -> None:
+        files = filesystem or pyarrow.fs.LocalFileSystem()
+        directory = pathlib.Path(path).as_posix()
+        with files.open_input_stream(f"{directory}/{self.STATE_FILE_NAME}.pkl") as file:
             state = pickle.load(file)
         self._restore(
-            state, lambda name: filesystem.open_input_stream(f"{path}/{name}.bin", compression=None)
+            state, lambda name: files.open_input_stream(f"{directory}/{name}.bin", compression=None)
         )
 
     def _restore(self, state: dict[str, Any], open_column: Callable[[str], Any]) -> None:
-        """Take over what a state and its columns hold; if they are broken, nothing has changed."""
+        """Take over what a state and its columns hold; if they are broken, change nothing."""
         same_shape = state["lane_rows"] == self._lane_rows and len(state["head"]) == len(self._head)
         shape = {
             "capacity": (state["lane_rows"] - 1) * len(state["head"]),
@@ -335,8 +363,8 @@ class ReplayBuffer(Checkpointable):
             restored._rng.bit_generator.state = state["rng"]
         self.__dict__.update(restored.__dict__)
 
-    def _episodes(self):
-        """What is stored, as arguments of :meth:`add`, oldest first within each lane."""
+    def _episodes(self) -> Iterator[dict[str, Any]]:
+        """Yield what is stored as arguments of :meth:`add`, the oldest first within each lane."""
         for lane, (head, filled) in enumerate(zip(self._head, self._filled)):
             if filled == 0:
                 continue
