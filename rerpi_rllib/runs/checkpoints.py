@@ -20,7 +20,7 @@ _POLICY = Path("policies") / "default_policy"
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a checkpoint is complete: a crash may have cut short the copying of its files."""
+    """Return whether a checkpoint is complete: a crash may have interrupted the copying of files."""
     if not (path / _STATE).exists() or not any((path / p).exists() for p in (_MODULE, _POLICY)):
         return False
     try:
@@ -71,7 +71,7 @@ def config_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def check_resumable(checkpoint: Path, config: RERPIConfig) -> None:
-    """Raise ``ValueError`` if the checkpoint has another task, other networks or another API stack."""
+    """Raise ``ValueError`` if the checkpoint has another task, API stack or other networks."""
     is_old = (checkpoint / _POLICY).exists()
     if is_old != config.uses_old_api_stack:
         stack = "old" if is_old else "new"

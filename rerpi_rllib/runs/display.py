@@ -1,4 +1,4 @@
-"""What a run shows while it trains: steps, return, speed, and every constraint with its multiplier."""
+"""What a run shows while it trains: steps, return, speed, and every constraint."""
 
 from __future__ import annotations
 

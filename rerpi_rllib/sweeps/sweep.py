@@ -1,54 +1,25 @@
-"""Sweeps: a base configuration, a grid of settings and several seeds as one Ray Tune experiment.
-
-Each trial's directory is that of a run: `rllib plot`, `evaluate`, `report`, `train --resume` take it.
-"""
+"""What a sweep is: a base configuration, a grid of settings, tasks and seeds."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ray import tune
-from ray.tune import Callback, CheckpointConfig, TuneError
-from ray.tune.experiment import Trial
-from ray.tune.schedulers import AsyncHyperBandScheduler, PopulationBasedTraining, TrialScheduler
-from ray.tune.search import Searcher
 
-from rerpi_rllib.experiments.display import SweepDisplay
-from rerpi_rllib.experiments.runs import short_name, shown
-from rerpi_rllib.experiments.settings import (
-    CONFIGS,
-    Configuration,
-    RunSettings,
-    check_keys,
-    find_file,
-    parse_value,
-    read_yaml,
-    write_json,
-)
-from rerpi_rllib.experiments.sweep_trial import METRICS, SweepTrial
-from rerpi_rllib.experiments.training import (
-    CheckpointByTime,
-    RunFailed,
-    StopRules,
-    failure_reason,
-    is_machine_without_gpu,
-    running_ray,
-)
+from rerpi_rllib.runs.files import SWEEPS, check_keys, find_file, parse_value, read_yaml
+from rerpi_rllib.runs.machine import is_machine_without_gpu
+from rerpi_rllib.runs.settings import Configuration, RunSettings, format_value, short_task_name
+from rerpi_rllib.sweeps.trial import METRICS
 
-SWEEPS = CONFIGS.parent / "tune_sweeps"
-SCHEDULERS = ("asha", "pbt")
-SEARCHES = ("optuna",)
-_MAX_FAILURES = 2
-# Keys of a grid that are not settings of the algorithm.
-_OF_RUN = ("algo", "preset")
-# What `--smoke` makes of a sweep: all its variants, for a moment.
+# Keys of a grid that belong to the run and not to the algorithm's configuration.
+RUN_KEYS = ("algo", "preset")
+# The settings with which `--smoke` runs every variant for a moment.
 _SMOKE = {
     "policy_layers": [16, 16],
     "critic_layers": [16, 16],
@@ -81,7 +52,7 @@ class Sweep:
     """
 
     base: str
-    grid: dict[str, list] = field(default_factory=dict)
+    grid: dict[str, list[Any]] = field(default_factory=dict)
     description: str = ""
     env: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
@@ -94,12 +65,13 @@ class Sweep:
 
     @classmethod
     def from_directory(cls, directory: Path) -> Sweep:
-        """The sweep that a directory holds."""
-        asked = json.loads((directory / cls.FILE_NAME).read_text())
-        return cls(**{field.name: asked[field.name] for field in fields(cls)})
+        """Read the sweep that a directory holds the trials of."""
+        saved = json.loads((directory / cls.FILE_NAME).read_text())
+        return cls(**{field.name: saved[field.name] for field in fields(cls)})
 
     @classmethod
     def from_file(cls, path: Path, on_cpu: bool) -> Sweep:
+        """Read a sweep; ``on_cpu`` applies the file's part for machines without a GPU."""
         mappings = ("grid", "config", "stop", "cpu")
         given = check_keys(read_yaml(path), cls, str(path), mappings)
         if on_cpu:
@@ -120,7 +92,7 @@ class Sweep:
         return sweep
 
     def check(self) -> None:
-        """Everything that can be wrong, before the first trial starts."""
+        """Raise ``ValueError`` if anything is wrong, before the first trial starts."""
         if self.metric not in METRICS:
             raise ValueError(
                 f"metric={self.metric!r} is not allowed: it must be {' or '.join(METRICS)}."
@@ -143,7 +115,7 @@ class Sweep:
                 raise ValueError("metric='greedy_return' needs evaluation_interval in the settings.")
 
     def shortened(self) -> Sweep:
-        """One task, two seeds, tiny networks: whether it runs, in a minute or two."""
+        """Return the sweep on one task, with two seeds and tiny networks, for a minute or two."""
         return replace(
             self,
             env=self.env[:1] or self._base().tasks[:1],
@@ -153,24 +125,24 @@ class Sweep:
         )
 
     def _base(self) -> Configuration:
-        return Configuration.from_file(find_file(self.base, CONFIGS))
+        return Configuration.from_name(self.base)
 
     def trials(self) -> dict[str, RunSettings]:
-        """All runs, by the names of their directories."""
+        """Return the settings of all runs by the names of their directories."""
         base = self._base()
-        found = {}
+        trials: dict[str, RunSettings] = {}
         for env in self.env or base.tasks:
             for variant in self.variants():
                 for seed in range(self.seeds):
                     settings = self._settings(base.run, env, variant, seed)
-                    name = _name(settings, list(self.grid))
-                    if name in found:
+                    name = trial_name(settings, list(self.grid))
+                    if name in trials:
                         raise ValueError(f"Two trials of the grid {self.grid} are called {name!r}.")
-                    found[name] = settings
-        return found
+                    trials[name] = settings
+        return trials
 
     def variants(self) -> list[dict[str, Any]]:
-        """Every combination of the grid's values."""
+        """Return every combination of the grid's values."""
         combinations = itertools.product(*self.grid.values())
         return [dict(zip(self.grid, values)) for values in combinations]
 
@@ -182,18 +154,18 @@ class Sweep:
             env=env,
             seed=seed,
             stop=self.stop or base.stop,
-            **{key: variant[key] for key in _OF_RUN if key in variant},
+            **{key: variant[key] for key in RUN_KEYS if key in variant},
             config={
                 **base.config,
                 **self.config,
-                **{key: value for key, value in variant.items() if key not in _OF_RUN},
+                **{key: value for key, value in variant.items() if key not in RUN_KEYS},
             },
         )
 
     def search_space(self) -> dict[str, Any]:
-        """One trial's settings with distributions where the grid has values."""
+        """Return the settings of one trial, with distributions in the place of the grid's values."""
         base = self._base()
-        drawn = {key: _range(values) or tune.choice(values) for key, values in self.grid.items()}
+        drawn = {key: value_range(values) or tune.choice(values) for key, values in self.grid.items()}
         env = (self.env or base.tasks)[0]
         return asdict(self._settings(base.run, env, drawn, seed=0))
 
@@ -208,11 +180,14 @@ def load(
     config: Mapping[str, Any] | None = None,
     stop: Mapping[str, float] | None = None,
 ) -> tuple[Sweep, str]:
-    """A sweep by its name or file, with what the user wants otherwise, checked; and its name.
+    """Read a sweep by its name or path, apply the user's changes to it, and check it.
 
     Args:
         on_cpu: whether to take the file's variant for CPUs; by default if there is no GPU.
-        smoke: shorten it to see whether it runs.
+        smoke: whether to shorten it, to see if it runs.
+
+    Returns:
+        The sweep, and the name of its file without the suffix.
     """
     path = find_file(name, SWEEPS)
     sweep = Sweep.from_file(path, is_machine_without_gpu() if on_cpu is None else on_cpu)
@@ -233,166 +208,25 @@ def _parsed(value: Any) -> Any:
     return parse_value(value) if isinstance(value, str) else value
 
 
-def _range(values: list) -> Any:
-    """Between the smallest and the largest number, on a log scale if they are far apart; None if they
-    are no real numbers.
+def describe_sweeps() -> list[str]:
+    """Return one line about each file of ``tune_sweeps/``."""
+    paths = sorted(SWEEPS.glob("*.yaml"))
+    return [f"{path.stem}: {Sweep.from_file(path, on_cpu=False).description}" for path in paths]
+
+
+def trial_name(settings: RunSettings, grid: Sequence[str]) -> str:
+    """Name a trial's directory after its task, its values of the grid and its seed."""
+    parts = [short_task_name(settings.env)]
+    parts += [f"{key}={format_value(settings.flat()[key])}" for key in grid]
+    return re.sub(r"[^\w=.,+-]+", "-", "_".join([*parts, f"seed={settings.seed}"]))
+
+
+def value_range(values: list[Any]) -> Any:
+    """Return a distribution between the smallest and the largest of the values.
+
+    It is logarithmic if they are far apart, and None if they are not all floats.
     """
     if not all(isinstance(v, float) for v in values):
         return None
     low, high = min(values), max(values)
     return tune.loguniform(low, high) if low > 0 and high / low >= 10 else tune.uniform(low, high)
-
-
-class _WriteSettings(Callback):
-    """What each trial is, into its directory, which makes it a run's."""
-
-    def on_trial_start(self, iteration, trials, trial, **info: Any) -> None:
-        RunSettings(**trial.config["settings"]).save(Path(trial.path))
-
-
-def run_sweep(
-    sweep: Sweep,
-    directory: Path,
-    *,
-    scheduler: str | None = None,
-    search: str | None = None,
-    num_samples: int = 20,
-    command: str = "",
-    quiet: bool = False,
-) -> dict[str, str]:
-    """Run what has not been run yet, as many trials at once as there are CPUs and GPUs for.
-
-    Args:
-        sweep: what to run; has to be the same when a sweep goes on.
-        directory: its own; if it holds a part of the sweep, the rest is done, and what failed again.
-        scheduler: "asha" stops trials that lag behind, "pbt" replaces their settings by better ones.
-        search: "optuna" draws settings between the grid's values instead of trying them all.
-        num_samples: trials of a search.
-        command: what the user typed, for the report.
-
-    Returns:
-        What went wrong in the trials that failed in spite of several attempts, by their names.
-    """
-    for option, value, allowed in (
-        ("--scheduler", scheduler, SCHEDULERS),
-        ("--search", search, SEARCHES),
-    ):
-        if value is not None and value not in allowed:
-            raise ValueError(f"{option} {value!r} is not allowed: it must be {' or '.join(allowed)}.")
-    if num_samples < 1:
-        raise ValueError(f"--num-samples {num_samples} is not allowed: it must be at least 1.")
-    # Tune writes down where a sweep stands after as many checkpoints of a trial as are kept: with
-    # one, as soon as a trial has ended. PBT copies checkpoints a little later than they are made.
-    checkpoints_kept = 3 if scheduler == "pbt" else 1
-    how = {"scheduler": scheduler, "search": search, "num_samples": num_samples if search else None}
-    by_name = sweep.trials()
-    trials = list(by_name.values())
-    if (scheduler or search) and len({settings.env for settings in trials}) > 1:
-        raise ValueError("--scheduler and --search compare returns: they need one task (--env).")
-    tuning = {
-        "scheduler": _scheduler(scheduler, sweep, trials[0].stop),
-        "search_alg": _searcher(search),
-    }
-    asked = {**asdict(sweep), **how, "trials": {name: asdict(t) for name, t in by_name.items()}}
-    resume = _goes_on(directory, asked, how, command)
-    display = SweepDisplay(
-        directory.name, num_samples if search else len(trials), trials[0].stop, quiet
-    )
-    try:
-        with running_ray(trials[0].build_config(check_env=False)):
-            analysis = tune.run(
-                SweepTrial,
-                name=directory.name,
-                storage_path=str(directory.parent),
-                config={
-                    "metric": sweep.metric,
-                    "settings": sweep.search_space()
-                    if search
-                    else tune.grid_search([asdict(settings) for settings in trials]),
-                },
-                metric="score",
-                mode="max",
-                num_samples=num_samples if search else 1,
-                stop=StopRules(trials[0].stop),
-                **tuning,
-                callbacks=[CheckpointByTime(), _WriteSettings(), display],
-                checkpoint_config=CheckpointConfig(
-                    checkpoint_at_end=True, num_to_keep=checkpoints_kept
-                ),
-                trial_dirname_creator=partial(
-                    _directory_name, list(sweep.grid), bool(scheduler or search)
-                ),
-                max_failures=_MAX_FAILURES,
-                raise_on_failed_trial=False,
-                resume="AUTO+ERRORED" if resume else None,
-                log_to_file=True,
-                verbose=0,
-            )
-    except TuneError as error:
-        raise RunFailed(f"{error}. Its log is in {directory}.") from error
-    finally:
-        display.close()
-    failed = [trial for trial in analysis.trials if trial.status == Trial.ERROR]
-    return {Path(trial.path).name: failure_reason(trial) for trial in failed}
-
-
-def _goes_on(directory: Path, asked: Mapping[str, Any], how: Iterable[str], command: str) -> bool:
-    """Whether the directory holds a part of this sweep; it must not hold another one."""
-    path = directory / Sweep.FILE_NAME
-    asked = json.loads(json.dumps(asked))
-    if path.is_file():
-        before = json.loads(path.read_text())
-        # The trials say what the base was, too, which may have changed in its file.
-        if any(before.get(key) != asked[key] for key in ("trials", "metric", *how)):
-            other = [key for key in asked if before.get(key) != asked[key]]
-            raise ValueError(f"{directory} has another sweep ({', '.join(other)}): choose a --name.")
-    else:
-        directory.mkdir(parents=True, exist_ok=True)
-        write_json(path, {**asked, "command": command})
-    return any(directory.glob("experiment_state-*.json"))
-
-
-def _name(settings: RunSettings, grid: Sequence[str]) -> str:
-    """What a trial's directory is called: its task, its values of the grid, its seed."""
-    parts = [short_name(settings.env)]
-    parts += [f"{key}={shown(settings.flat()[key])}" for key in grid]
-    return re.sub(r"[^\w=.,+-]+", "-", "_".join([*parts, f"seed={settings.seed}"]))
-
-
-def _directory_name(grid: Sequence[str], several: bool, trial: Trial) -> str:
-    name = _name(RunSettings(**trial.config["settings"]), grid)
-    # A search may come to the same values twice, and PBT changes them.
-    return f"{name}_{trial.trial_id}" if several else name
-
-
-def _scheduler(name: str | None, sweep: Sweep, stop: Mapping[str, float]) -> TrialScheduler | None:
-    if name is None:
-        return None
-    if "env_steps" not in stop:
-        raise ValueError(f"--scheduler {name} needs env_steps in stop, which is {stop}.")
-    steps = int(stop["env_steps"])
-    if name == "asha":
-        return AsyncHyperBandScheduler(
-            time_attr="env_steps", max_t=steps, grace_period=max(1, steps // 8), reduction_factor=2
-        )
-    if not sweep.grid or any(key in _OF_RUN for key in sweep.grid):
-        raise ValueError(f"--scheduler pbt cannot change what is in the grid: {list(sweep.grid)}.")
-    # Numbers are changed a little, or drawn anew; of other values a neighbour is taken.
-    mutations = {key: _range(values) or values for key, values in sweep.grid.items()}
-    return PopulationBasedTraining(
-        time_attr="env_steps",
-        perturbation_interval=max(1, steps // 8),
-        hyperparam_mutations={"settings": {"config": mutations}},
-    )
-
-
-def _searcher(name: str | None) -> Searcher | None:
-    if name is None:
-        return None
-    try:
-        import optuna
-        from ray.tune.search.optuna import OptunaSearch
-    except ImportError:
-        raise ValueError("--search optuna needs the package optuna: pip install optuna.") from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return OptunaSearch(seed=0)
