@@ -31,9 +31,8 @@ def test_the_package_imports_nothing():
 
 
 def test_environments_do_not_import_ray():
-    _run(
-        "import sys; from rerpi_rllib import envs; envs.make('Pendulum-v1'); assert 'ray' not in sys.modules"
-    )
+    code = "import sys; from rerpi_rllib import envs; envs.make('Pendulum-v1')"
+    _run(f"{code}; assert 'ray' not in sys.modules")
 
 
 def test_the_names_of_the_package():
@@ -64,7 +63,7 @@ rerpi_rllib.RERPI
 import rerpi_rllib.runs.training, rerpi_rllib.sweeps.running, rerpi_rllib.figures.paper
 assert dict(os.environ) == before
 assert torch.get_num_threads() == threads
-import matplotlib.rcsetup, sys
+import sys
 assert "matplotlib.pyplot" not in sys.modules
 """
     _run(code, OMP_NUM_THREADS="2")

@@ -153,4 +153,3 @@ def test_how_mujoco_renders(given, display, pictures, chosen, monkeypatch):
             monkeypatch.setenv(name, value)
     rendering.choose_backend(pictures)
     assert os.environ.get("MUJOCO_GL") == chosen
-    monkeypatch.undo()

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -21,7 +22,8 @@ from rerpi_rllib.analysis.summary import load_sweep, summarise
 from rerpi_rllib.figures.paper import figure
 from rerpi_rllib.runs.errors import RunFailed
 from rerpi_rllib.runs.files import SWEEPS
-from rerpi_rllib.sweeps.running import check_failures, num_trials, run_sweep, sweep_directory
+from rerpi_rllib.sweeps import running
+from rerpi_rllib.sweeps.running import check_failures, num_trials, run_sweep
 from rerpi_rllib.sweeps.sweep import Sweep, load
 
 
@@ -233,11 +235,11 @@ def test_unknown_ways_of_tuning(how, tmp_path):
 
 
 def test_the_directory_of_a_sweep_says_what_it_is(tmp_path):
-    assert sweep_directory(tmp_path, "seeds") == tmp_path / "seeds"
-    assert sweep_directory(tmp_path, "seeds", scheduler="asha", search="optuna", smoke=True) == (
-        tmp_path / "seeds-asha-optuna-smoke"
-    )
-    assert sweep_directory(tmp_path, "seeds", name="mine", smoke=True) == tmp_path / "mine"
+    assert running.sweep_directory(tmp_path, "seeds") == tmp_path / "seeds"
+    assert running.sweep_directory(
+        tmp_path, "seeds", scheduler="asha", search="optuna", smoke=True
+    ) == (tmp_path / "seeds-asha-optuna-smoke")
+    assert running.sweep_directory(tmp_path, "seeds", name="mine", smoke=True) == tmp_path / "mine"
 
 
 def test_failed_trials_are_a_failed_run(tmp_path):

@@ -115,7 +115,7 @@ def _read_results(path: Path) -> list[dict[str, Any]]:
 
 def _row(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return a result's values of all curves."""
-    row = {name: result.get(column) for name, column in COLUMNS.items()}
+    row: dict[str, Any] = {name: result.get(column) for name, column in COLUMNS.items()}
     for key, value in result.items():
         if metric := _LEARNER_METRIC.fullmatch(key):
             row[metric[1]] = value
@@ -139,4 +139,5 @@ def _curves(directory: Path) -> pd.DataFrame:
     table: pd.DataFrame = pd.DataFrame(rows).astype(float).dropna(axis="columns", how="all")
     # A part that was resumed from an older checkpoint repeats some steps; the later part counts.
     later_minimum = table["env_steps"][::-1].cummin()[::-1].shift(-1)
-    return table[~(table["env_steps"] > later_minimum)]
+    kept: pd.DataFrame = table[~(table["env_steps"] > later_minimum)]
+    return kept

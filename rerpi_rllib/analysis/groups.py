@@ -16,7 +16,7 @@ Array = npt.NDArray[np.float64]
 
 
 def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Group runs that differ only in seed and task; labels name the settings that differ otherwise."""
+    """Group runs that differ only in seed and task; a label names what else tells a group apart."""
     flat = [run.settings.flat() if run.settings else {"run": run.directory.name} for run in runs]
     keys = list(dict.fromkeys(key for settings in flat for key in settings))
     differing = [key for key in keys if len({repr(settings.get(key)) for settings in flat}) > 1]
@@ -67,7 +67,7 @@ def scores(groups: Mapping[str, Sequence[Run]], metric: str) -> pd.DataFrame:
                     "in_suite": env.startswith("dm_control/"),
                 }
             )
-    table = pd.DataFrame(rows)
+    table: pd.DataFrame = pd.DataFrame(rows)
     in_suite = table.pop("in_suite")
     of_task = table.groupby("task")["score"]
     low = of_task.transform("min").where(~in_suite, 0.0)

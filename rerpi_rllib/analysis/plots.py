@@ -17,7 +17,7 @@ from rerpi_rllib.analysis.groups import aligned, by_task, group_runs, score_matr
 from rerpi_rllib.analysis.statistics import bootstrap_interval, interquartile_mean
 
 # Lines of the constraints of a run, in their order.
-_CONSTRAINT_LINES = (
+_CONSTRAINT_LINES: tuple[dict[str, Any], ...] = (
     {"color": "k"},
     {"color": "0.6"},
     {"color": "0.6", "linewidth": 0.8, "marker": "."},
@@ -132,7 +132,8 @@ def _finish(axes: Iterable[Axes]) -> None:
         axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=7)
-        if axis.get_subplotspec().is_last_row():
+        position = axis.get_subplotspec()
+        if position is not None and position.is_last_row():
             axis.set_xlabel("environment steps")
 
 

@@ -37,4 +37,4 @@ class SweepTrial(RERPI):
 
 
 def _build_config(config: Mapping[str, Any]) -> RERPIConfig:
-    return RunSettings(**config["settings"]).build_build_config(check_env=False)
+    return RunSettings(**config["settings"]).build_config(check_env=False)
