@@ -235,11 +235,11 @@ def test_unknown_ways_of_tuning(how, tmp_path):
 
 
 def test_the_directory_of_a_sweep_says_what_it_is(tmp_path):
-    assert running.sweep_directory(tmp_path, "seeds") == tmp_path / "seeds"
-    assert running.sweep_directory(
-        tmp_path, "seeds", scheduler="asha", search="optuna", smoke=True
-    ) == (tmp_path / "seeds-asha-optuna-smoke")
-    assert running.sweep_directory(tmp_path, "seeds", name="mine", smoke=True) == tmp_path / "mine"
+    directory = partial(running.sweep_directory, tmp_path, "seeds")
+    assert directory() == tmp_path / "seeds"
+    tuned = directory(scheduler="asha", search="optuna", smoke=True)
+    assert tuned == tmp_path / "seeds-asha-optuna-smoke"
+    assert directory(name="mine", smoke=True) == tmp_path / "mine"
 
 
 def test_failed_trials_are_a_failed_run(tmp_path):
