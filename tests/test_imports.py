@@ -96,3 +96,17 @@ except SystemExit as ended:
 assert os.environ["MUJOCO_GL"] == "disabled" and "mujoco" in sys.modules
 """
     assert _run(code).split() == ["RERPI", "MPO", "SVG0", "DDPG"]
+
+
+def test_the_command_line_silences_ray_after_it_is_imported():
+    code = """
+import logging
+from rerpi_rllib.runs.process import prepare_process
+prepare_process()
+for name in ("ray", "ray.rllib", "ray.tune"):
+    assert logging.getLogger(name).level == logging.CRITICAL, name
+import rerpi_rllib.runs.training, rerpi_rllib.sweeps.running
+for name in ("ray", "ray.rllib", "ray.tune"):
+    assert logging.getLogger(name).level == logging.CRITICAL, name
+"""
+    _run(code)
