@@ -43,7 +43,7 @@ from ray.rllib.utils.annotations import override
 from ray.tune.registry import get_trainable_cls
 
 from rerpi_rllib import envs
-from rerpi_rllib.experiments.runs import load_run
+from rerpi_rllib.analysis.curves import load_run
 
 RUNS = Path("runs")
 EVALUATION_STEPS, EVALUATION_EPISODES = 5_000, 10

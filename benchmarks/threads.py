@@ -13,17 +13,10 @@ from collections.abc import Callable
 import common
 import torch
 import update
-from rerpi_rllib.algorithm.updates import (
-    Updates,
-    keep_freed_memory,
-    make_optimizers,
-    preparation,
-    steps_apart,
-)
-from rerpi_rllib.core.parallel import set_threads
 
-from rerpi_rllib.core.losses import LossSettings, rerpi_losses
-from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.algorithm.process import keep_freed_memory
+from rerpi_rllib.core.threads import one_torch_thread_each, set_threads
+from rerpi_rllib.core.updates import make_optimizers, run_updates
 
 ROUNDS = 5
 # Sizes as in update.py, and the policy's update period.
@@ -44,30 +37,21 @@ KINDS = {
 def _updates(
     size: tuple, policy_period: int, ahead: bool, apart: bool, threads: int
 ) -> Callable[[], None]:
-    config = update.config_for(size).environment("Pendulum-v1")
-    nets = ActorCritic(*size[:2], **config.model_config["networks"], clip_actions=True)
-    settings = LossSettings(**config.model_config["loss"])
-    optimizers = make_optimizers(nets)
-
-    def one_by_one(minibatch: dict[str, torch.Tensor], improves: bool, late: bool):
-        losses, metrics = rerpi_losses(nets, minibatch, settings, improves, late)
-        for optimizer in optimizers.values():
-            optimizer.zero_grad()
-        torch.stack(list(losses.values())).sum().backward()
-        for name in losses:
-            optimizers[name].step()
-        return metrics
-
-    steps = steps_apart(nets, settings, optimizers) if apart else {"update": one_by_one}
-    if ahead:
-        steps["prepare"] = preparation(nets, settings)
+    config = update.config_for(size).training(
+        policy_update_period=policy_period, target_update_period=100
+    )
+    nets, settings = update.networks(size, config.environment("Pendulum-v1"))
+    how = {
+        "optimizers": make_optimizers(nets),
+        "policy_thread": one_torch_thread_each(1) if apart else None,
+        "ask_ahead": ahead,
+    }
     batch = update.random_batch(size, _calls(size))
     columns = {name: torch.from_numpy(column) for name, column in batch.items()}
-    updates = Updates(100, policy_period)
 
     def run() -> None:
         set_threads(threads)
-        updates.run(nets, columns, size[2], **steps)
+        run_updates(nets, settings, columns, size[2], **how)
 
     return run
 

@@ -24,19 +24,16 @@ import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
-from rerpi_rllib.algorithm.updates import (
-    Updates,
-    keep_freed_memory,
-    make_optimizers,
-    steps_apart,
-)
-from rerpi_rllib.core.parallel import set_threads
 from torch import nn
 from torch.distributions import Independent, Normal, kl_divergence
 
 from rerpi_rllib import RERPIConfig
-from rerpi_rllib.core.losses import LossSettings
+from rerpi_rllib.algorithm.networks import build_networks
+from rerpi_rllib.algorithm.process import keep_freed_memory
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.settings import LearningSettings
+from rerpi_rllib.core.threads import one_torch_thread_each, set_threads
+from rerpi_rllib.core.updates import make_optimizers, run_updates
 
 # Observations, action dimensions, batch, policy layers, critic layers.
 SIZES = (
@@ -126,33 +123,34 @@ def config_for(size: tuple) -> RERPIConfig:
     return config.training(policy_layers=policy, critic_layers=critic, train_batch_size=batch)
 
 
+def spaces(size: tuple) -> tuple[gym.Space, gym.Space]:
+    return gym.spaces.Box(-np.inf, np.inf, (size[0],)), gym.spaces.Box(-1.0, 1.0, (size[1],))
+
+
+def networks(size: tuple, config: RERPIConfig) -> tuple[ActorCritic, LearningSettings]:
+    nets = build_networks(*spaces(size), config.model_config)
+    return nets, LearningSettings(**config.model_config["learning"])
+
+
 def core(size: tuple, num_actions: int = ACTIONS) -> Callable[[dict[str, np.ndarray]], None]:
     """Updates of the bare core, as many as a batch has rows for."""
     config = config_for(size).training(num_action_samples=num_actions).environment("Pendulum-v1")
     set_threads(THREADS)
     keep_freed_memory()
-    nets = ActorCritic(*size[:2], **config.model_config["networks"], clip_actions=True)
-    updates = Updates(config.target_update_period, config.policy_update_period)
-    steps = steps_apart(nets, LossSettings(**config.model_config["loss"]), make_optimizers(nets))
+    nets, settings = networks(size, config)
+    how = {"optimizers": make_optimizers(nets), "policy_thread": one_torch_thread_each(1)}
 
     def update(batch: dict[str, np.ndarray]) -> None:
         columns = {name: torch.from_numpy(column) for name, column in batch.items()}
-        updates.run(nets, columns, size[2], **steps)
+        run_updates(nets, settings, columns, size[2], **how)
 
     return update
 
 
 def _learner(size: tuple, updates: int) -> Callable[[dict[str, np.ndarray]], None]:
     """So many updates in one call of RLlib's Learner."""
-    observations, actions, rows, *_ = size
-    learner = config_for(size).build_learner(
-        spaces={
-            DEFAULT_MODULE_ID: (
-                gym.spaces.Box(-np.inf, np.inf, (observations,)),
-                gym.spaces.Box(-1.0, 1.0, (actions,)),
-            )
-        }
-    )
+    rows = size[2]
+    learner = config_for(size).build_learner(spaces={DEFAULT_MODULE_ID: spaces(size)})
 
     def update(batch: dict[str, np.ndarray]) -> None:
         data = MultiAgentBatch({DEFAULT_MODULE_ID: SampleBatch(batch)}, updates * rows)

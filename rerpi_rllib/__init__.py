@@ -1,23 +1,49 @@
 """Relative Entropy Regularized Policy Iteration as a Ray RLlib algorithm.
 
-Importing this package makes "RERPI" and its relatives "MPO", "SVG0" and "DDPG" known to Ray Tune.
+Importing the package imports nothing else. The names below are loaded when they are first used; that
+also registers "RERPI", "MPO", "SVG0" and "DDPG" with Ray Tune.
 """
 
-import os
+from __future__ import annotations
 
-# MuJoCo's packages read this when they are imported, which RLlib does by itself. Training needs no
-# pictures, and without a display their own choice fails with a warning.
-if not os.environ.get("DISPLAY"):
-    os.environ.setdefault("MUJOCO_GL", "disabled")
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from ray.tune.registry import register_trainable
-
-from rerpi_rllib.algorithm.baselines import DDPG, MPO, SVG0, DDPGConfig, MPOConfig, SVG0Config
-from rerpi_rllib.algorithm.config import RERPIConfig
-from rerpi_rllib.algorithm.rerpi import RERPI
+if TYPE_CHECKING:
+    from rerpi_rllib.algorithm.baselines import DDPG, MPO, SVG0, DDPGConfig, MPOConfig, SVG0Config
+    from rerpi_rllib.algorithm.config import RERPIConfig
+    from rerpi_rllib.algorithm.rerpi import RERPI
 
 __version__ = "0.1.0"
 __all__ = ["DDPG", "MPO", "RERPI", "SVG0", "DDPGConfig", "MPOConfig", "RERPIConfig", "SVG0Config"]
 
-for _algorithm in (RERPI, MPO, SVG0, DDPG):
-    register_trainable(_algorithm.__name__, _algorithm)
+_MODULES = {
+    "rerpi_rllib.algorithm.rerpi": ("RERPI",),
+    "rerpi_rllib.algorithm.config": ("RERPIConfig",),
+    "rerpi_rllib.algorithm.baselines": (
+        *("MPO", "SVG0", "DDPG"),
+        *("MPOConfig", "SVG0Config", "DDPGConfig"),
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _load_algorithms()
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _load_algorithms() -> None:
+    """Import the algorithms and register them with Ray Tune under their names."""
+    for module, names in _MODULES.items():
+        loaded = import_module(module)
+        globals().update({name: getattr(loaded, name) for name in names})
+    from ray.tune.registry import register_trainable
+
+    for name in ("RERPI", "MPO", "SVG0", "DDPG"):
+        register_trainable(name, globals()[name])

@@ -12,7 +12,10 @@ ALLOWED = {
     "core": {"core"},
     "envs": {"envs"},
     "algorithm": {"algorithm", "core", "envs"},
-    "experiments": {"experiments", "algorithm", "core", "envs"},
+    "runs": {"runs", "algorithm", "core", "envs"},
+    "sweeps": {"sweeps", "runs", "algorithm", "core", "envs"},
+    "analysis": {"analysis", "sweeps", "runs", "algorithm", "core", "envs"},
+    "figures": {"figures", "analysis", "sweeps", "runs", "algorithm", "core", "envs"},
 }
 FORBIDDEN = {"core": {"ray", "gymnasium", "pathlib", "os"}}
 

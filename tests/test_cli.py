@@ -278,14 +278,14 @@ def test_help_and_seed_in_config(tmp_path):
     assert "train" in _rllib().stdout
     assert "--resume" in _rllib("train", "--help").stdout
 
-    from rerpi_rllib.experiments.settings import RunSettings
+    from rerpi_rllib.runs.settings import RunSettings
 
     settings = RunSettings(env="Pendulum-v1", config={"seed": 5})
     assert settings.build_config().seed == 5
 
 
 def test_a_cut_checkpoint_is_passed_over(run, tmp_path):
-    from rerpi_rllib.experiments.checkpoints import newest_checkpoint
+    from rerpi_rllib.runs.checkpoints import newest_checkpoint
 
     whole = newest_checkpoint(run[0])
     good, cut = tmp_path / "checkpoint_000001", tmp_path / "checkpoint_000002"

@@ -6,7 +6,8 @@ import pytest
 from conftest import SMALL
 from dm_control import suite
 
-from rerpi_rllib.experiments.settings import CONFIGS, Configuration
+from rerpi_rllib.runs.files import CONFIGS
+from rerpi_rllib.runs.settings import Configuration
 
 FILES = sorted(CONFIGS.glob("*.yaml"))
 # Smaller networks and batches, so that two iterations take moments.

@@ -7,10 +7,16 @@ import pytest
 from conftest import METRICS
 from rich.console import Console
 
-from rerpi_rllib.experiments import display as module
-from rerpi_rllib.experiments.display import SweepDisplay, TrainingDisplay
+from rerpi_rllib.core.constraints import Constraint
+from rerpi_rllib.runs import display as module
+from rerpi_rllib.runs.display import TrainingDisplay
+from rerpi_rllib.sweeps.display import SweepDisplay
 
-BOUNDS = {"kl_mu": 1e-3, "kl_sigma": 1e-5, "kl_nonparametric": 0.1}
+CONSTRAINTS = (
+    Constraint("mu", "mean", 1e-3, "alpha_mu"),
+    Constraint("sigma", "covariance", 1e-5, "alpha_sigma"),
+    Constraint("nonparametric", "weights", 0.1, "temperature"),
+)
 
 
 def _result(step, learning=True, value=float("nan")):
@@ -29,7 +35,7 @@ def _watch(monkeypatch, **console):
     monkeypatch.setattr(module, "_SECONDS_BETWEEN_LINES", -1.0)
     output = io.StringIO()
     display = TrainingDisplay(
-        "RERPI on a task", {"env_steps": 10_000}, BOUNDS, console=Console(file=output, **console)
+        "RERPI on a task", {"env_steps": 10_000}, CONSTRAINTS, console=Console(file=output, **console)
     )
     display.setup()
     for number, result in enumerate(
@@ -50,9 +56,27 @@ def test_everything_worth_watching_is_shown(monkeypatch, terminal):
         assert words in text, words
 
 
+def test_a_constraint_that_nobody_has_heard_of_is_shown(monkeypatch):
+    skew = Constraint("skew", "skewness", 0.25, "alpha_skew")
+    result = _result(1, value=3.0)
+    result["learners"]["default_policy"] |= {"kl_skew": 0.125, "alpha_skew": 7.0}
+    for terminal, words in (
+        (True, ("KL of skewness", "1.25e-01 of 2e-01", "multiplier", "7")),
+        (False, ("kl_skew 1.25e-01 of 2e-01",)),
+    ):
+        output = io.StringIO()
+        monkeypatch.setattr(module, "_SECONDS_BETWEEN_LINES", -1.0)
+        console = Console(file=output, force_terminal=terminal, width=160)
+        display = TrainingDisplay("x", {}, (*CONSTRAINTS, skew), console=console)
+        display.setup()
+        display.on_trial_result(0, [], None, result)
+        display.close()
+        assert all(word in output.getvalue() for word in words), output.getvalue()
+
+
 def test_quiet_is_quiet():
     output = io.StringIO()
-    display = TrainingDisplay("x", {}, BOUNDS, quiet=True, console=Console(file=output))
+    display = TrainingDisplay("x", {}, CONSTRAINTS, quiet=True, console=Console(file=output))
     display.setup()
     display.on_trial_result(0, [], None, _result(1, value=3.0))
     display.close()

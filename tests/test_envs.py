@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rerpi_rllib import envs
-from rerpi_rllib.algorithm.rl_module import check_spaces
+from rerpi_rllib.algorithm.spaces import check_spaces
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import pandas as pd
 import pytest
 import torch
 
-from rerpi_rllib.envs.standard_functions import FUNCTIONS
-from rerpi_rllib.experiments.figures import FIGURES, figure
-from rerpi_rllib.experiments.standard_functions import Problem, run
+from rerpi_rllib.figures.known_functions import FUNCTIONS
+from rerpi_rllib.figures.paper import FIGURES, figure
+from rerpi_rllib.figures.policy_improvement import Problem, run
 
 
 @pytest.mark.parametrize("name,best", [("sphere", 0.0), ("rosenbrock", 1.0)])

@@ -6,10 +6,11 @@ import torch
 from conftest import resident_megabytes
 
 from rerpi_rllib import RERPIConfig
-from rerpi_rllib.algorithm.config import model_settings
+from rerpi_rllib.algorithm.networks import model_settings
 from rerpi_rllib.algorithm.replay import ReplayBuffer
-from rerpi_rllib.core.losses import LossSettings, critic_targets
+from rerpi_rllib.core.losses import critic_targets
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.settings import LearningSettings
 
 
 def _episode(start: float, length: int, observation_size=2, action_size=1):
@@ -203,7 +204,8 @@ def test_windows_shorter_or_longer_than_the_episodes():
 def test_targets_of_a_window_with_two_episodes_are_those_of_each(policy_evaluation):
     config = RERPIConfig().training(policy_evaluation=policy_evaluation, n_step=3)
     settings = model_settings(vars(config))
-    nets = ActorCritic(2, 1, **settings["networks"], clip_actions=True)
+    networks = {key: settings[key] for key in ("policy", "critic")}
+    nets = ActorCritic(2, 1, **networks, clip_actions=True)
     # A narrow policy: values have hardly any noise, and actions near its mean are likely.
     for parameter in nets.target_policy.parameters():
         parameter.data.zero_()
@@ -222,13 +224,13 @@ def test_targets_of_a_window_with_two_episodes_are_those_of_each(policy_evaluati
         )
     windows = buffer.sample_sequences(100, 8)
     batch = {key: torch.from_numpy(value) for key, value in windows.items()}
-    targets = critic_targets(nets, batch, LossSettings(**settings["loss"]))
+    targets = critic_targets(nets, batch, LearningSettings(**settings["learning"]))
     for row, mask in enumerate(windows["loss_mask"]):
         edges = np.flatnonzero(np.diff(np.concatenate([[0], mask, [0]])))
         for start, end in edges.reshape(-1, 2):
             alone = {key: value[row : row + 1, start:end] for key, value in batch.items()}
             alone["obs"] = batch["obs"][row : row + 1, start : end + 1]
-            expected = critic_targets(nets, alone, LossSettings(**settings["loss"]))
+            expected = critic_targets(nets, alone, LearningSettings(**settings["learning"]))
             torch.testing.assert_close(targets[row, start:end], expected[0], rtol=0.0, atol=1e-2)
 
 

@@ -6,10 +6,13 @@ import os
 import numpy as np
 import pytest
 
-from rerpi_rllib.experiments.plots import plot_runs, score_matrix
-from rerpi_rllib.experiments.report import write_report
-from rerpi_rllib.experiments.runs import aligned, find_runs, group_runs, load_run, scores
-from rerpi_rllib.experiments.settings import RunSettings
+from rerpi_rllib.algorithm.config import RERPIConfig
+from rerpi_rllib.analysis.curves import find_runs, load_run
+from rerpi_rllib.analysis.groups import aligned, group_runs, score_matrix, scores
+from rerpi_rllib.analysis.plots import plot_runs, run_figure
+from rerpi_rllib.analysis.report import write_report
+from rerpi_rllib.core.constraints import Constraint
+from rerpi_rllib.runs.settings import RunSettings
 
 
 def _write(directory, rows, *, interval=None, **settings):
@@ -112,6 +115,25 @@ def test_scores_and_what_is_missing(tmp_path):
 def test_a_run_without_updates_has_a_report(tmp_path):
     page = write_report(_write(tmp_path / "a", [(100, 1, None)], seed=3)).read_text()
     assert "rllib train --algo RERPI --env Pendulum-v1 --seed 3" in page and "100 (100/s)" in page
+
+
+def test_a_constraint_that_nobody_has_heard_of_is_drawn(tmp_path, monkeypatch):
+    skew = Constraint("skew", "skewness", 0.25, "alpha_skew")
+    monkeypatch.setattr(RERPIConfig, "constraints", property(lambda self: (skew,)))
+    run = _write(tmp_path / "a", [(100, 1, None), (300, 2, None)])
+    rows = [json.loads(line) for line in (run / "result.json").read_text().splitlines()]
+    metrics = {"kl_skew": 0.5, "kl_skew_at_target_update": 1.0, "alpha_skew": 7.0}
+    for row in rows:
+        row["learners"] = {"default_policy": metrics}
+    (run / "result.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded = load_run(run)
+    assert loaded.curves["kl_skew"].tolist() == [0.5, 0.5]
+    figure = run_figure(loaded)
+    lines = {line.get_label(): line for axis in figure.axes for line in axis.get_lines()}
+    assert lines["kl_skew / 0.25"].get_ydata().tolist() == [2.0, 2.0]
+    assert lines["alpha_skew"].get_ydata().tolist() == [7.0, 7.0]
+    assert "4.00 times its bound of 0.25" in write_report(run).read_text()
+    assert "kl_skew" in plot_runs([run]).with_suffix(".csv").read_text()
 
 
 def test_nothing_there(tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from rerpi_rllib.experiments.statistics import (
+from rerpi_rllib.analysis.statistics import (
     bootstrap_interval,
     interquartile_mean,
     normalised,

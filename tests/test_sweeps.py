@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -16,10 +17,14 @@ from conftest import SMALL
 from test_cli import FAILING_ENV, RLLIB
 
 from rerpi_rllib import RERPI
-from rerpi_rllib.experiments.figures import figure
-from rerpi_rllib.experiments.report import write_report
-from rerpi_rllib.experiments.summary import load_sweep, summarise
-from rerpi_rllib.experiments.sweeps import SWEEPS, Sweep, load, run_sweep
+from rerpi_rllib.analysis.report import write_report
+from rerpi_rllib.analysis.summary import load_sweep, summarise
+from rerpi_rllib.figures.paper import figure
+from rerpi_rllib.runs.errors import RunFailed
+from rerpi_rllib.runs.files import SWEEPS
+from rerpi_rllib.sweeps import running
+from rerpi_rllib.sweeps.running import check_failures, num_trials, run_sweep
+from rerpi_rllib.sweeps.sweep import Sweep, load
 
 
 def _write(directory: Path, **sweep) -> Path:
@@ -227,3 +232,19 @@ def test_unknown_ways_of_tuning(how, tmp_path):
     sweep, _ = load(str(_write(tmp_path)))
     with pytest.raises(ValueError, match=re.escape(str(next(iter(how.values()))))):
         run_sweep(sweep, tmp_path / "x", **how)
+
+
+def test_the_directory_of_a_sweep_says_what_it_is(tmp_path):
+    directory = partial(running.sweep_directory, tmp_path, "seeds")
+    assert directory() == tmp_path / "seeds"
+    tuned = directory(scheduler="asha", search="optuna", smoke=True)
+    assert tuned == tmp_path / "seeds-asha-optuna-smoke"
+    assert directory(name="mine", smoke=True) == tmp_path / "mine"
+
+
+def test_failed_trials_are_a_failed_run(tmp_path):
+    check_failures({}, tmp_path)
+    with pytest.raises(RunFailed, match=r"2 of the sweep's trials failed: a, b\. Logs are in /"):
+        check_failures({"a": "x", "b": "y"}, tmp_path)
+    sweep, _ = load(str(_write(tmp_path, grid={"gamma": [0.9, 0.99]})))
+    assert num_trials(sweep, None, 20) == 4 and num_trials(sweep, "optuna", 20) == 20

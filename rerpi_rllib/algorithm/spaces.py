@@ -18,6 +18,7 @@ def check_spaces(
         if isinstance(action_space, gym.spaces.Discrete):
             hint = f"policy='categorical' is for discrete actions, {hint}"
         _check_vector("action", action_space, hint)
+        _check_bounds(action_space)
     elif not isinstance(action_space, gym.spaces.Discrete) or action_space.start != 0:
         raise ValueError(
             f"The action space is {action_space}; policy={policy!r} needs discrete actions, "
@@ -28,6 +29,22 @@ def check_spaces(
 def is_bounded(action_space: gym.Space[object]) -> bool:
     """Tell whether actions have bounds, to which they are scaled and clipped."""
     return isinstance(action_space, gym.spaces.Box) and bool(action_space.is_bounded())
+
+
+def _check_bounds(action_space: gym.Space[object]) -> None:
+    """Raise ``ValueError`` if some sides of a box have bounds and others have none.
+
+    The policy works in [-1, 1] where there are bounds and in the environment's units where there are
+    none; a box that is in between would let actions out.
+    """
+    if not isinstance(action_space, gym.spaces.Box) or action_space.is_bounded():
+        return
+    if action_space.bounded_below.any() or action_space.bounded_above.any():
+        raise ValueError(
+            f"The action space is {action_space}, with bounds on some sides only; actions need "
+            "finite bounds on all sides or on none. Wrap the environment with "
+            "gymnasium.wrappers.ClipAction, or with TransformAction to a Box with finite bounds."
+        )
 
 
 def _check_vector(name: str, space: gym.Space[object], hint: str) -> None:

@@ -1,21 +1,25 @@
-"""``rllib ...``: arguments in, calls out.
+"""The command ``rllib``: it parses arguments, calls the packages below, and prints what they return.
 
-Wrong use ends with exit code 2 and one line on stderr, a failed run with exit code 1.
+Wrong use ends with exit code 2 and one line on stderr, a failed run with exit code 1. Every command
+imports what it needs by itself, so that ``rllib --help`` is quick, and calls :func:`prepare_process`
+before anything imports MuJoCo.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, NoReturn, Optional
 
 import typer
 
-# The base of all of typer's errors: click's own class, or that of the copy newer versions carry.
+from rerpi_rllib import __version__
+from rerpi_rllib.runs.errors import RunFailed
+
+# The base of all of typer's errors: click's class, or the one of the copy in newer versions of typer.
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
@@ -23,6 +27,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train, evaluate and compare RERPI and its relatives with Ray RLlib.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rllib {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
 
 
 @app.command()
@@ -63,81 +85,48 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
 ) -> None:
     """Train an algorithm, with settings from options or from a file (options win)."""
-    from rerpi_rllib.experiments import training
-    from rerpi_rllib.experiments.checkpoints import check_resumable
-    from rerpi_rllib.experiments.plots import plot_runs
-    from rerpi_rllib.experiments.settings import (
-        CONFIGS,
-        DEFAULT_ENV,
-        Configuration,
-        RunSettings,
-        find_file,
-        parse_assignment,
-        parse_json_object,
-    )
+    from rerpi_rllib.runs.process import prepare_process
+
+    prepare_process()
+    from rerpi_rllib.analysis.plots import plot_runs
+    from rerpi_rllib.runs.files import parse_assignments, parse_json_object
+    from rerpi_rllib.runs.machine import no_gpu_hint
+    from rerpi_rllib.runs.planning import Options, plan_run
+    from rerpi_rllib.runs.training import summary
+    from rerpi_rllib.runs.training import train as run_training
 
     if words and (words[0] != "file" or len(words) != 2):
         raise ValueError(f"'rllib train {' '.join(words)}': it must be 'rllib train file FILE'.")
-    if words and resume is not None:
-        raise ValueError("--resume goes on with the run's own settings: leave 'file FILE' out.")
-    resume_from = None
-    if resume is not None:
-        resume_from = training.newest_checkpoint(resume.resolve())
-        directory = _run_of(resume_from)
-        settings = RunSettings.from_file(directory / RunSettings.FILE_NAME)
-    elif words:
-        file = Configuration.from_file(find_file(words[1], CONFIGS))
-        settings = file.run
-        if env is None and len(file.tasks) > 1:
-            typer.echo(
-                f"{words[1]} is for {len(file.tasks)} tasks: training on {settings.env} (--env)."
-            )
-    elif algo is None:
-        raise ValueError("Say what to train: --algo RERPI, file FILE or --resume DIR.")
-    else:
-        settings = RunSettings()
-        if env is None:
-            typer.echo(f"No --env given: training on {DEFAULT_ENV}.")
-    settings.algo = algo or settings.algo
-    settings.env = env or settings.env
-    settings.preset = preset or settings.preset
-    settings.seed = seed if seed is not None else settings.seed
-    if stop is not None:
-        settings.stop = parse_json_object(stop, "--stop")
-    if api_stack not in (None, "new", "old"):
-        raise ValueError(f"--api-stack {api_stack!r} is not allowed: it must be new or old.")
-    new_stack = None if api_stack is None else api_stack == "new"
-    options = {
-        "enable_rl_module_and_learner": new_stack,
-        "enable_env_runner_and_connector_v2": new_stack,
-        "num_env_runners": num_env_runners,
-        "num_learners": num_learners,
-        "num_gpus_per_learner": num_gpus,
-    }
-    settings.config = {
-        **settings.config,
-        **(parse_json_object(config, "--config") if config else {}),
-        **dict(parse_assignment(text) for text in set_ or []),
-        **{key: value for key, value in options.items() if value is not None},
-    }
-
-    built = settings.build_config()
-    if resume_from is not None:
-        check_resumable(resume_from, built)
-    else:
-        directory = training.run_directory(settings, storage_path, name)
-        if list(directory.glob("part-*/checkpoint_*")):
-            raise ValueError(f"{directory} holds a run already: --resume it, or choose a --name.")
-    if training.has_no_gpu(built) and settings.preset is None and not quiet:
-        typer.echo(
-            f"No GPU: one update with batch {built.total_train_batch_size} takes about "
-            f"{training.update_seconds(built):.2g} s here. --preset compact is made for CPUs."
-        )
-    outcome = training.train(settings, built, directory, resume_from=resume_from, quiet=quiet)
-    typer.echo(training.summary(outcome))
-    typer.echo(f"checkpoint  {_shown(outcome.checkpoint)}")
-    typer.echo(f"plot        {_shown(plot_runs([outcome.directory]))}")
-    typer.echo(f"next        rllib evaluate {_shown(outcome.checkpoint)}")
+    options = Options(
+        algo=algo,
+        env=env,
+        preset=preset,
+        seed=seed,
+        stop=parse_json_object(stop, "--stop") if stop is not None else None,
+        config={
+            **(parse_json_object(config, "--config") if config else {}),
+            **parse_assignments(set_),
+        },
+        api_stack=api_stack,
+        num_env_runners=num_env_runners,
+        num_learners=num_learners,
+        num_gpus=num_gpus,
+    )
+    run = plan_run(
+        options,
+        file=words[1] if words else None,
+        resume=resume,
+        storage_path=storage_path,
+        name=name,
+        report=typer.echo,
+    )
+    if not quiet and (hint := no_gpu_hint(run.config, run.settings.preset)):
+        typer.echo(hint)
+    outcome = run_training(run, quiet=quiet)
+    typer.echo(summary(outcome))
+    typer.echo(f"checkpoint  {_relative(outcome.checkpoint)}")
+    typer.echo(f"plot        {_relative(plot_runs([outcome.directory]))}")
+    typer.echo(f"next        rllib evaluate {_relative(outcome.checkpoint)}")
 
 
 @app.command()
@@ -154,13 +143,11 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Play a checkpoint's policy and report its returns."""
-    from rerpi_rllib.envs import rendering_backend
-    from rerpi_rllib.experiments.evaluation import evaluate as play
+    from rerpi_rllib.runs.process import prepare_process
 
-    if video and os.environ.get("MUJOCO_GL") == "disabled":
-        # MuJoCo's packages have been imported already: start again with pictures.
-        os.environ["MUJOCO_GL"] = rendering_backend()
-        os.execv(sys.executable, [sys.executable, *sys.argv])
+    prepare_process(pictures=video is not None)
+    from rerpi_rllib.runs.evaluation import evaluate as play
+
     result = play(checkpoint, episodes=episodes, stochastic=stochastic, video=video, seed=seed)
     if as_json:
         typer.echo(json.dumps(result))
@@ -182,9 +169,12 @@ def plot(
     ] = None,
 ) -> None:
     """Draw the learning curves of runs into one figure, with a CSV file beside it."""
-    from rerpi_rllib.experiments.plots import plot_runs
+    from rerpi_rllib.runs.process import prepare_process
 
-    typer.echo(str(_shown(plot_runs(directories, output))))
+    prepare_process()
+    from rerpi_rllib.analysis.plots import plot_runs
+
+    typer.echo(str(_relative(plot_runs(directories, output))))
 
 
 @app.command()
@@ -217,27 +207,34 @@ def sweep(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
 ) -> None:
     """Run a sweep with Ray Tune, or what is left of it, and end with a figure and a table."""
-    from rerpi_rllib.experiments.settings import parse_assignment, parse_json_object
-    from rerpi_rllib.experiments.summary import summarise
-    from rerpi_rllib.experiments.sweeps import load, run_sweep
-    from rerpi_rllib.experiments.training import RunFailed
+    from rerpi_rllib.runs.process import prepare_process
 
-    asked, file_name = load(
+    prepare_process()
+    from rerpi_rllib.analysis.summary import summarise
+    from rerpi_rllib.runs.files import parse_assignments, parse_json_object
+    from rerpi_rllib.sweeps.running import check_failures, num_trials, run_sweep, sweep_directory
+    from rerpi_rllib.sweeps.sweep import load
+
+    planned, file_name = load(
         name,
         on_cpu=cpu,
         smoke=smoke,
         env=env,
         seeds=seeds,
-        config=dict(parse_assignment(text) for text in set_ or []),
+        config=parse_assignments(set_),
         stop=parse_json_object(stop, "--stop") if stop else None,
     )
-    parts = [file_name, scheduler, search, "smoke" if smoke else None]
-    directory = (
-        (storage_path / (directory_name or "-".join(filter(None, parts)))).expanduser().resolve()
+    directory = sweep_directory(
+        storage_path,
+        file_name,
+        name=directory_name,
+        scheduler=scheduler,
+        search=search,
+        smoke=smoke,
     )
     try:
         failed = run_sweep(
-            asked,
+            planned,
             directory,
             scheduler=scheduler,
             search=search,
@@ -246,33 +243,32 @@ def sweep(
             quiet=quiet,
         )
     except KeyboardInterrupt:
-        typer.echo(f"Stopped. The same command goes on with what is left of {_shown(directory)}.")
+        typer.echo(f"Stopped. The same command goes on with what is left of {_relative(directory)}.")
         raise
-    if len(failed) < (num_samples if search else len(asked.trials())):
-        summary, drawn = summarise(directory)
+    if len(failed) < num_trials(planned, search, num_samples):
+        summary, drawing = summarise(directory)
         typer.echo(summary.markdown)
-        typer.echo(f"figure      {_shown(drawn)}")
-        typer.echo(f"next        rllib report {_shown(directory)}")
+        typer.echo(f"figure      {_relative(drawing)}")
+        typer.echo(f"next        rllib report {_relative(directory)}")
     for trial, reason in failed.items():
         typer.echo(f"failed      {trial}: {reason}")
-    if failed:
-        raise RunFailed(
-            f"{len(failed)} of the sweep's trials failed: {', '.join(failed)}. Logs are in "
-            f"{directory}; the same command tries them again."
-        )
+    check_failures(failed, directory)
 
 
 @app.command()
 def report(
-    directory: Annotated[Path, typer.Argument(help="Of a run or of a sweep.")],
+    directory: Annotated[Path, typer.Argument(help="The directory of a run or of a sweep.")],
     output: Annotated[
         Optional[Path], typer.Option(help="The HTML file; by default report.html in the directory.")
     ] = None,
 ) -> None:
     """Write one self-contained HTML page about a run or a sweep."""
-    from rerpi_rllib.experiments.report import write_report
+    from rerpi_rllib.runs.process import prepare_process
 
-    typer.echo(str(_shown(write_report(directory, output))))
+    prepare_process()
+    from rerpi_rllib.analysis.report import write_report
+
+    typer.echo(str(_relative(write_report(directory, output))))
 
 
 @app.command()
@@ -289,9 +285,12 @@ def figure(
     storage_path: Annotated[Path, typer.Option(help="Where the sweeps' runs are.")] = Path("runs"),
 ) -> None:
     """Make a figure of the paper from runs of its own."""
-    from rerpi_rllib.experiments.figures import figure as make
+    from rerpi_rllib.runs.process import prepare_process
 
-    drawn = make(
+    prepare_process()
+    from rerpi_rllib.figures.paper import figure as make_figure
+
+    path = make_figure(
         name,
         output,
         seeds=seeds,
@@ -300,7 +299,7 @@ def figure(
         storage_path=storage_path,
         report=typer.echo,
     )
-    typer.echo(str(_shown(drawn)))
+    typer.echo(str(_relative(path)))
 
 
 @app.command("list")
@@ -310,24 +309,19 @@ def list_(
     ] = None,
 ) -> None:
     """Show the algorithms, environments, configurations, sweeps and figures there are."""
+    from rerpi_rllib.runs.process import prepare_process
+
+    prepare_process()
     from rerpi_rllib import envs
-    from rerpi_rllib.experiments.figures import FIGURES
-    from rerpi_rllib.experiments.settings import ALGORITHMS, CONFIGS, Configuration
-    from rerpi_rllib.experiments.sweeps import SWEEPS, Sweep
+    from rerpi_rllib.figures.paper import FIGURES
+    from rerpi_rllib.runs.settings import ALGORITHMS, describe_configurations
+    from rerpi_rllib.sweeps.sweep import describe_sweeps
 
-    def configs() -> list[str]:
-        paths = sorted(CONFIGS.glob("*.yaml"))
-        return [f"configs/{p.name}: {Configuration.from_file(p).description}" for p in paths]
-
-    def sweeps() -> list[str]:
-        paths = sorted(SWEEPS.glob("*.yaml"))
-        return [f"{p.stem}: {Sweep.from_file(p, on_cpu=False).description}" for p in paths]
-
-    kinds = {
+    kinds: dict[str, Callable[[], list[str]]] = {
         "algos": lambda: list(ALGORITHMS),
         "envs": envs.list_ids,
-        "configs": configs,
-        "sweeps": sweeps,
+        "configs": describe_configurations,
+        "sweeps": describe_sweeps,
         "figures": lambda: list(FIGURES),
     }
     if what is not None and what not in kinds:
@@ -339,30 +333,14 @@ def list_(
             typer.echo(line if what else f"  {line}")
 
 
-def _run_of(checkpoint: Path) -> Path:
-    from rerpi_rllib.experiments.settings import RunSettings
-
-    for directory in checkpoint.parents:
-        if (directory / RunSettings.FILE_NAME).is_file():
-            return directory
-    raise ValueError(f"{checkpoint} does not belong to a run of `rllib train`: no run.json above it.")
-
-
-def _shown(path: Path) -> Path:
-    """Relative to where the user is, if it is below."""
+def _relative(path: Path) -> Path:
+    """Return the path relative to the current directory if it is below it."""
     path, here = path.resolve(), Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def main() -> None:
-    # What goes wrong is said in one line, with the place of the log that has it all.
-    for noisy in ("ray", "ray.rllib", "ray.tune"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    import gymnasium
-
-    gymnasium.logger.min_level = gymnasium.logger.ERROR
-    from rerpi_rllib.experiments.training import RunFailed
-
+    """Run a command and turn its errors into one line on stderr and an exit code."""
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except _USAGE_ERROR as error:
@@ -376,6 +354,6 @@ def main() -> None:
     sys.exit(code or 0)
 
 
-def _fail(code: int, message: str) -> None:
+def _fail(code: int, message: str) -> NoReturn:
     print("rllib: " + " ".join(message.split()), file=sys.stderr)
     sys.exit(code)

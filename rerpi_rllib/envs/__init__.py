@@ -1,12 +1,11 @@
 """The tasks: control suite, Gymnasium, and any other environment with vector observations.
 
 :func:`make` builds an environment by its id; observations come as one float32 vector in a fixed
-order. Actions stay in the environment's own units: RLlib maps the policy's normalised ones to them.
+order. Actions stay in the environment's own units: RLlib rescales the policy's normalised actions.
 """
 
 from __future__ import annotations
 
-import ctypes.util
 import difflib
 import os
 from collections.abc import Iterator, Mapping
@@ -15,17 +14,19 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from ray.tune.registry import ENV_CREATOR, _global_registry, register_env
+
+from rerpi_rllib.envs.rendering import can_render, no_display_warning
 
 
 def _register_control_suite() -> None:
-    import shimmy
+    with no_display_warning():
+        import shimmy
 
     gym.register_envs(shimmy)
 
 
 def list_ids() -> list[str]:
-    """Ids of all environments that can be built here, control suite first."""
+    """Return the ids of all environments that can be built here, the control suite's first."""
     _register_control_suite()
     suite = sorted(i for i in gym.registry if i.startswith("dm_control/") and "compat" not in i)
     others = sorted(i for i in gym.registry if "/" not in i)
@@ -38,24 +39,24 @@ def _check_known(env_id: str) -> None:
         return
     near = difflib.get_close_matches(env_id, known, n=1, cutoff=0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"Unknown environment {env_id!r}.{hint} `rllib list envs` shows what there is.")
+    raise ValueError(f"Unknown environment {env_id!r}.{hint} `rllib list envs` shows all.")
 
 
-def make(env_id: str, *, render: bool = False, **kwargs: Any) -> gym.Env:
+def make(env_id: str, *, render: bool = False, **kwargs: Any) -> gym.Env[Any, Any]:
     """Build an environment.
 
     Args:
         env_id: ``dm_control/<domain>-<task>-v0`` or any other id known to Gymnasium.
-        render: prepare it for ``env.render()`` to give pictures.
-        **kwargs: passed on to the environment.
+        render: whether ``env.render()`` has to return pictures.
+        **kwargs: arguments of the environment itself.
     """
     _check_known(env_id)
     if render:
         kwargs["render_mode"] = "rgb_array"
     try:
         env = gym.make(env_id, disable_env_checker=True, **kwargs)
-        if os.environ.get("MUJOCO_GL") == "disabled":
-            env.reset()  # Some observations are rendered, which shows only here.
+        if not can_render():
+            env.reset()  # A task that renders its observations fails here and not in make.
     except RuntimeError as error:
         if "OpenGL" not in str(error):
             raise
@@ -68,31 +69,30 @@ def make(env_id: str, *, render: bool = False, **kwargs: Any) -> gym.Env:
     return VectorObservations(env)
 
 
-def rendering_backend() -> str:
-    """A value of MUJOCO_GL that can draw without a display here."""
-    for library, backend in (("EGL", "egl"), ("OSMesa", "osmesa")):
-        if ctypes.util.find_library(library):
-            return backend
-    raise ValueError(
-        "Nothing here can draw without a display: install EGL (Debian package libegl1) or "
-        "OSMesa (libosmesa6)."
-    )
-
-
 def register_with_tune(env_id: str) -> None:
-    """Let Ray's workers build ``env_id`` with :func:`make`, unless the user registered the name."""
+    """Let Ray's workers build ``env_id`` with :func:`make`, unless the name is registered already."""
+    from ray.tune.registry import ENV_CREATOR, _global_registry, register_env
+
     if not _global_registry.contains(ENV_CREATOR, env_id):
         register_env(env_id, partial(_create, env_id))
 
 
-def _create(env_id: str, env_config: Mapping[str, Any]) -> gym.Env:
+def _create(env_id: str, env_config: Mapping[str, Any]) -> Any:
+    if "num_envs" in env_config:  # RLlib's request for gym_env_vectorize_mode="vector_entry_point".
+        try:
+            return gym.make_vec(env_id, vectorization_mode="vector_entry_point", **env_config)
+        except gym.error.Error as error:
+            raise ValueError(
+                f"gym_env_vectorize_mode='vector_entry_point' is not allowed with {env_id!r}: it "
+                f"must be 'sync' or 'async'. ({error})"
+            ) from error
     return make(env_id, **env_config)
 
 
-class VectorObservations(gym.ObservationWrapper):
-    """Observations as one float32 vector: the parts of a Dict or Tuple one after the other."""
+class VectorObservations(gym.ObservationWrapper[Any, Any, Any]):
+    """Concatenates the parts of a Dict or Tuple observation into one float32 vector."""
 
-    def __init__(self, env: gym.Env) -> None:
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
         parts = list(_parts(env.observation_space))
         for name, space in parts:
@@ -112,11 +112,11 @@ class VectorObservations(gym.ObservationWrapper):
         return np.concatenate(list(_values(self._space, observation)), dtype=np.float32)
 
 
-def _name(env: gym.Env) -> str:
+def _name(env: gym.Env[Any, Any]) -> str:
     return env.spec.id if env.spec else str(env)
 
 
-def _children(space: gym.Space) -> list[tuple[Any, gym.Space]] | None:
+def _children(space: gym.Space[Any]) -> list[tuple[Any, gym.Space[Any]]] | None:
     if isinstance(space, gym.spaces.Dict):
         return list(space.spaces.items())
     if isinstance(space, gym.spaces.Tuple):
@@ -124,7 +124,7 @@ def _children(space: gym.Space) -> list[tuple[Any, gym.Space]] | None:
     return None
 
 
-def _parts(space: gym.Space, name: str = "") -> Iterator[tuple[str, gym.spaces.Box]]:
+def _parts(space: gym.Space[Any], name: str = "") -> Iterator[tuple[str, gym.spaces.Box]]:
     children = _children(space)
     if children is not None:
         for key, child in children:
@@ -138,7 +138,7 @@ def _parts(space: gym.Space, name: str = "") -> Iterator[tuple[str, gym.spaces.B
         )
 
 
-def _values(space: gym.Space, value: Any) -> Iterator[np.ndarray]:
+def _values(space: gym.Space[Any], value: Any) -> Iterator[np.ndarray]:
     children = _children(space)
     if children is None:
         yield np.ravel(value)

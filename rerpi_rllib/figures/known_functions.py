@@ -1,7 +1,7 @@
-"""Functions with a known optimum that stand for Q: the paper's sphere and Rosenbrock.
+"""Functions with a known optimum that take the place of Q: the paper's sphere and Rosenbrock.
 
-Both act on ``y = a + s``: states ``[B, D]`` and actions ``[..., B, D]`` give values ``[..., B]``,
-zero at the optimum and negative elsewhere.
+Both are functions of ``y = a + s``. They map states ``[B, D]`` and actions ``[..., B, D]`` to values
+``[..., B]``, which are zero at the optimum and negative elsewhere.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def sphere(states: Tensor, actions: Tensor) -> Tensor:
-    """``-sum y_i^2``; the best action is ``-s``."""
+    """Return ``-sum y_i^2``; the best action is ``-s``."""
     return -(actions + states).square().sum(dim=-1)
 
 
 def rosenbrock(states: Tensor, actions: Tensor) -> Tensor:
-    """``-sum 100 (y_{i+1} - y_i^2)^2 + (1 - y_i)^2``; the best action is ``1 - s``.
+    """Return ``-sum 100 (y_{i+1} - y_i^2)^2 + (1 - y_i)^2``; the best action is ``1 - s``.
 
     The paper prints ``(1 - y_i^2)``, which is not bounded above.
     """

@@ -1,4 +1,4 @@
-"""What a sweep found: a table, learning curves, and a bar chart if it has several tasks."""
+"""The results of a sweep: a table, learning curves, and a bar chart if it has several tasks."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
-from rerpi_rllib.experiments import plots
-from rerpi_rllib.experiments.runs import Run, find_runs, group_runs, scores
-from rerpi_rllib.experiments.statistics import (
+from rerpi_rllib.analysis import plots
+from rerpi_rllib.analysis.curves import Run, find_runs
+from rerpi_rllib.analysis.groups import group_runs, score_matrix, scores
+from rerpi_rllib.analysis.statistics import (
     bootstrap_interval,
     interquartile_mean,
     probability_of_improvement,
 )
-from rerpi_rllib.experiments.sweeps import Sweep
+from rerpi_rllib.sweeps.sweep import Sweep
 
 _ALL_TASKS = "all, normalised"
-# A search has as many kinds of runs as runs: the best of them are drawn.
+# In a search every run is a group of its own; the best of them are drawn.
 _MAX_LINES = 6
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A sweep's results: scores of its complete runs, and what they say about each group."""
+    """A sweep's results: the scores of its complete runs, and a table of statistics of each group."""
 
     directory: Path
     metric: str
@@ -45,28 +48,29 @@ class Summary:
 
 
 def load_sweep(directory: Path) -> Summary:
-    """Read a sweep's directory, whether it has ended or not."""
+    """Summarise a sweep's directory, whether the sweep has ended or not."""
     path = directory / Sweep.FILE_NAME
     if not path.is_file():
         raise ValueError(f"{str(directory)!r} is not a sweep's directory: it has no {path.name}.")
-    asked = json.loads(path.read_text())
+    sweep = json.loads(path.read_text())
     runs = find_runs([directory])
     left_out = []
-    if not asked["scheduler"]:  # Which ends runs early on purpose.
+    if not sweep["scheduler"]:  # A scheduler ends runs early on purpose.
         left_out = [run.directory.name for run in runs if not run.is_complete]
         runs = [run for run in runs if run.is_complete]
     if not runs:
         raise ValueError(f"No run of the sweep in {str(directory)!r} is complete yet.")
-    groups = group_runs(sorted(runs, key=partial(_place, asked["grid"])))
-    found = scores(groups, asked["metric"])
-    return Summary(directory, asked["metric"], groups, left_out, found, _table(found))
+    groups = group_runs(sorted(runs, key=partial(_grid_position, sweep["grid"])))
+    metric = sweep["metric"]
+    table = scores(groups, metric)
+    return Summary(directory, metric, groups, left_out, table, _table(table))
 
 
-def _place(grid: Mapping[str, list], run: Run) -> list[int]:
-    """Where the run's values are in the grid; what a search or PBT found comes last."""
-    asked = run.settings.flat() if run.settings else {}
+def _grid_position(grid: Mapping[str, list[Any]], run: Run) -> list[int]:
+    """Return the position of the run's values in the grid; values of a search or PBT come last."""
+    settings = run.settings.flat() if run.settings else {}
     return [
-        values.index(asked[key]) if asked.get(key) in values else len(values)
+        values.index(settings[key]) if settings.get(key) in values else len(values)
         for key, values in grid.items()
     ]
 
@@ -84,7 +88,8 @@ def summarise(directory: Path) -> tuple[Summary, Path]:
     return summary, output
 
 
-def curves_figure(summary: Summary):
+def curves_figure(summary: Summary) -> Figure:
+    """Draw the learning curves of a sweep's best groups."""
     ranked = summary.scores.groupby("group")["normalised"].mean().sort_values(ascending=False)
     best = set(ranked.index[:_MAX_LINES])
     groups = {label: runs for label, runs in summary.groups.items() if label in best}
@@ -92,16 +97,19 @@ def curves_figure(summary: Summary):
     return plots.panels_figure(plots.task_panels(groups), summary.metric, title)
 
 
-def _table(found: pd.DataFrame) -> pd.DataFrame:
-    """A row for each group and task, and for each group over all tasks."""
-    first = found["group"].iloc[0]
-    tasks = list(found["task"].unique())
+def _table(scores: pd.DataFrame) -> pd.DataFrame:
+    """Compute the statistics of each group on each task, and of each group over all tasks."""
+    first = scores["group"].iloc[0]
+    tasks = list(scores["task"].unique())
     rows = []
-    for name, of in [*((t, [t]) for t in tasks), *([(_ALL_TASKS, tasks)] if len(tasks) > 1 else [])]:
+    selections = [(task, [task]) for task in tasks]
+    if len(tasks) > 1:
+        selections.append((_ALL_TASKS, tasks))
+    for name, selected in selections:
         column = "normalised" if name == _ALL_TASKS else "score"
-        reference = plots.score_matrix(found, column, first, of)
-        for group in found["group"].unique():
-            matrix = plots.score_matrix(found, column, group, of)
+        reference = score_matrix(scores, column, first, selected)
+        for group in scores["group"].unique():
+            matrix = score_matrix(scores, column, group, selected)
             if not len(matrix):
                 continue
             low, high = bootstrap_interval(interquartile_mean, matrix)
@@ -124,10 +132,13 @@ def _table(found: pd.DataFrame) -> pd.DataFrame:
                     "P high": high,
                 }
             rows.append(row)
-    return pd.DataFrame(rows)
+    table: pd.DataFrame = pd.DataFrame(rows)
+    return table
 
 
 def to_markdown(table: pd.DataFrame) -> str:
+    """Format a table in Markdown."""
+
     def cell(value: object) -> str:
         if isinstance(value, float):
             return "" if np.isnan(value) else f"{value:.4g}"

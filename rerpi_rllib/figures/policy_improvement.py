@@ -1,7 +1,7 @@
-"""Policy improvement alone, on functions that are known (the paper's section 5.1).
+"""Policy improvement alone, on functions with a known optimum (the paper's section 5.1).
 
-Steps 2 and 3 as in training, but with the true function in the place of the target critic, random
-states in the place of the replay, and multipliers that move in every step.
+Steps 2 and 3 are those of training, but the true function takes the place of the target critic,
+random states that of the replay, and the multipliers learn in every step.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rerpi_rllib.core.critics import Critic
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.settings import LearningSettings
 from rerpi_rllib.core.updates import make_optimizers, policy_step
-from rerpi_rllib.envs.standard_functions import FUNCTIONS
+from rerpi_rllib.figures.known_functions import FUNCTIONS
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is run; the numbers the paper gives are the defaults."""
+    """One experiment; the defaults are the numbers that the paper gives."""
 
     function: str
     dimensions: int
@@ -30,7 +30,7 @@ class Problem:
     initial_stddev: float
     initial_mean: float = 0.0
     iterations: int = 300
-    # The paper counts gradient steps; how often the old policy is replaced it does not say.
+    # The paper counts gradient steps; it does not say how often the old policy is replaced.
     steps_per_iteration: int = 20
     epsilon_mu: float = 5.0
     epsilon_sigma: float = 1e-3
@@ -42,7 +42,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Iteration:
-    """The policy at the start or after an iteration: over many states, and at the state zero."""
+    """The policy at the start or after an iteration, over many states and at state zero."""
 
     value: float
     stddev: float
@@ -51,7 +51,7 @@ class Iteration:
 
 
 class _KnownFunction(Critic):
-    """In the place of a critic; there is nothing in it to learn."""
+    """Takes the place of a critic; it has nothing to learn."""
 
     def __init__(self, name: str) -> None:
         nn.Module.__init__(self)
@@ -62,7 +62,11 @@ class _KnownFunction(Critic):
 
 
 def run(problem: Problem, seed: int) -> list[Iteration]:
-    """Improve a policy from a start that every state shares; the start and every iteration."""
+    """Improve a policy that starts the same in every state.
+
+    Returns:
+        The policy at the start and after every iteration.
+    """
     torch.manual_seed(seed)
     defaults = RERPIConfig()
     settings = LearningSettings.from_mapping(
@@ -92,18 +96,18 @@ def run(problem: Problem, seed: int) -> list[Iteration]:
     test_states = 4.0 * torch.rand(1000, size, generator=torch.Generator().manual_seed(0)) - 2.0
 
     @torch.no_grad()
-    def look() -> Iteration:
+    def measure() -> Iteration:
         policy, at_zero = nets.policy(test_states), nets.policy(torch.zeros(1, size))
         value = function(test_states, policy.sample(problem.num_actions)).mean()
         return Iteration(
             float(value), float(policy.stddev.mean()), at_zero.mean[0], at_zero.stddev[0]
         )
 
-    found = [look()]
+    measured = [measure()]
     for _ in range(problem.iterations):
         nets.target_policy = copy.deepcopy(nets.policy).requires_grad_(False)
         for _ in range(problem.steps_per_iteration):
             states = 4.0 * torch.rand(problem.num_states, size) - 2.0
             policy_step(nets, {"obs": states}, settings, optimizers)
-        found.append(look())
-    return found
+        measured.append(measure())
+    return measured

@@ -1,4 +1,4 @@
-"""Play a checkpoint's policy: returns, and a video if asked for."""
+"""Playing episodes with a checkpoint's policy: their returns, and a video of the first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rerpi_rllib import envs
 from rerpi_rllib.algorithm.env_runner import ToEnvUnits
 from rerpi_rllib.algorithm.networks import act
 from rerpi_rllib.core.networks import ActorCritic
-from rerpi_rllib.experiments.checkpoints import config_state, load_networks, newest_checkpoint
+from rerpi_rllib.runs.checkpoints import config_state, load_networks, newest_checkpoint
 
 
 def evaluate(
@@ -24,7 +24,14 @@ def evaluate(
     video: Path | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Returns of whole episodes; greedy (the policy's mean) unless ``stochastic``."""
+    """Play whole episodes and return what `rllib evaluate --json` prints.
+
+    Args:
+        checkpoint: a checkpoint, or the directory of a run, whose newest one is taken.
+        stochastic: sample actions instead of taking the mean of the policy.
+        video: where to write a video of the first episode.
+        seed: seeds the first episode; the others follow with the next numbers.
+    """
     if episodes < 1:
         raise ValueError(f"--episodes {episodes} is not allowed: it must be at least 1.")
     checkpoint = newest_checkpoint(checkpoint)
@@ -67,9 +74,9 @@ def _act(nets: ActorCritic, observation: np.ndarray, stochastic: bool) -> np.nda
 
 
 class _VideoWriter:
-    """Frames of the first episode to a file whose ending says the format (.mp4, .gif)."""
+    """Writes frames to a file whose suffix gives the format (.mp4, .gif)."""
 
-    def __init__(self, path: Path, env: gym.Env) -> None:
+    def __init__(self, path: Path, env: gym.Env[Any, Any]) -> None:
         import imageio
 
         seconds_per_step = getattr(env.unwrapped, "dt", None)

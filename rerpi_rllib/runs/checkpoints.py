@@ -1,4 +1,4 @@
-"""Finding checkpoints on disk and reading what is in them without starting Ray."""
+"""Finding checkpoints on disk, and reading their contents without starting Ray."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rerpi_rllib.algorithm.config import RERPIConfig
 from rerpi_rllib.algorithm.networks import model_settings
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.settings import LearningSettings
+from rerpi_rllib.runs.settings import RunSettings
 
 _STATE = "algorithm_state.pkl"
 # Where RLlib keeps the networks of the one agent, on its new API stack and on its old one.
@@ -21,7 +22,7 @@ _POLICY = Path("policies") / "default_policy"
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether everything is there: copying to the run's directory may have been cut short."""
+    """Return whether a checkpoint is complete: a crash may have interrupted the copying of files."""
     if not (path / _STATE).exists() or not any((path / p).exists() for p in (_MODULE, _POLICY)):
         return False
     try:
@@ -32,35 +33,47 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def newest_checkpoint(path: Path) -> Path:
-    """The newest complete checkpoint at or below ``path``, as an absolute path."""
+    """Find the newest complete checkpoint at or below ``path``; the result is an absolute path."""
     path = path.expanduser().resolve()
     if not path.is_dir():
         raise ValueError(f"There is no directory {str(path)!r}.")
     if is_checkpoint(path):
         return path
-    found = [p for p in path.glob("**/checkpoint_*") if is_checkpoint(p)]
-    if not found:
+    checkpoints = [p for p in path.glob("**/checkpoint_*") if is_checkpoint(p)]
+    if not checkpoints:
         raise ValueError(f"There is no complete checkpoint_* at or below {str(path)!r}.")
-    return max(found, key=lambda p: ((p / _STATE).stat().st_mtime_ns, p.name))
+    return max(checkpoints, key=lambda p: ((p / _STATE).stat().st_mtime_ns, p.name))
+
+
+def run_of_checkpoint(checkpoint: Path) -> Path:
+    """Return the directory of the run that wrote the checkpoint."""
+    for directory in checkpoint.parents:
+        if (directory / RunSettings.FILE_NAME).is_file():
+            return directory
+    raise ValueError(f"{checkpoint} does not belong to a run of `rllib train`: no run.json above it.")
 
 
 def load_networks(checkpoint: Path) -> ActorCritic:
-    """The networks of a checkpoint of either API stack."""
+    """Load the networks of a checkpoint of either API stack."""
     if (checkpoint / _POLICY).exists():
-        return Policy.from_checkpoint(str(checkpoint / _POLICY)).model.nets.cpu()
-    return RLModule.from_checkpoint(checkpoint / _MODULE).nets
+        networks: ActorCritic = Policy.from_checkpoint(str(checkpoint / _POLICY)).model.nets.cpu()
+    else:
+        networks = RLModule.from_checkpoint(checkpoint / _MODULE).nets
+    return networks
 
 
 def config_state(checkpoint: Path) -> dict[str, Any]:
-    """All settings of the algorithm that wrote the checkpoint."""
+    """Load all settings of the algorithm that wrote the checkpoint."""
     if (checkpoint / _POLICY).exists():
-        return pickle.loads((checkpoint / _STATE).read_bytes())["config"]
-    with open(checkpoint / "class_and_ctor_args.pkl", "rb") as file:
-        return pickle.load(file)["ctor_args_and_kwargs"][0][0]
+        state: dict[str, Any] = pickle.loads((checkpoint / _STATE).read_bytes())["config"]
+    else:
+        with open(checkpoint / "class_and_ctor_args.pkl", "rb") as file:
+            state = pickle.load(file)["ctor_args_and_kwargs"][0][0]
+    return state
 
 
 def check_resumable(checkpoint: Path, config: RERPIConfig) -> None:
-    """Raise ``ValueError`` if the checkpoint is of another task, networks or API stack."""
+    """Raise ``ValueError`` if the checkpoint has another task, API stack or other networks."""
     is_old = (checkpoint / _POLICY).exists()
     if is_old != config.uses_old_api_stack:
         stack = "old" if is_old else "new"
@@ -77,12 +90,15 @@ def check_resumable(checkpoint: Path, config: RERPIConfig) -> None:
                 f"{checkpoint} has other networks: {name} was {before[name]} and is {after[name]}. "
                 "A run cannot change them."
             )
-    multipliers = [
-        sorted(c.multiplier for c in LearningSettings(**found["learning"]).constraints() if c.learned)
-        for found in (before, after)
-    ]
-    if multipliers[0] != multipliers[1]:
+    old, new = (_multipliers(settings["learning"]) for settings in (before, after))
+    if old != new:
         raise ValueError(
-            f"{checkpoint} has other multipliers: {multipliers[0]}, and now they are "
-            f"{multipliers[1]}. A run cannot change them."
+            f"{checkpoint} has other multipliers: they were {old} and are {new}. A run cannot change "
+            "them."
         )
+
+
+def _multipliers(learning: dict[str, Any]) -> list[str]:
+    """Return the names of the multipliers that are learned, marked where there is one a dimension."""
+    constraints = LearningSettings(**learning).constraints()
+    return [f"{c.multiplier}{'[D]' * c.per_dimension}" for c in constraints if c.learned]

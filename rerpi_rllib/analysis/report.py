@@ -1,4 +1,4 @@
-"""One HTML page about a run or a sweep, with everything in it: it can be mailed."""
+"""One self-contained HTML page about a run or a sweep, so that it can be mailed."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.figure import Figure
 
-from rerpi_rllib.experiments import plots
-from rerpi_rllib.experiments.runs import Run, find_runs
-from rerpi_rllib.experiments.settings import RunSettings
-from rerpi_rllib.experiments.summary import Summary, curves_figure, load_sweep
-from rerpi_rllib.experiments.sweeps import Sweep
+from rerpi_rllib.analysis import plots
+from rerpi_rllib.analysis.curves import Run, find_runs
+from rerpi_rllib.analysis.summary import Summary, curves_figure, load_sweep
+from rerpi_rllib.runs.settings import RunSettings
+from rerpi_rllib.sweeps.sweep import Sweep
 
-# Of what a sweep's file has.
+# Keys of a sweep's file that the page shows outside of the list of settings.
 _SHOWN_ELSEWHERE = ("description", "command", "trials")
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; }
@@ -32,15 +32,15 @@ img { max-width: 100%; }
 
 
 def write_report(directory: Path, output: Path | None = None) -> Path:
-    """The page about the run or the sweep in ``directory``."""
+    """Write the page about the run or the sweep in ``directory`` and return its path."""
     output = output or directory / "report.html"
     if (directory / Sweep.FILE_NAME).is_file():
-        title, parts = directory.resolve().name, _sweep(load_sweep(directory))
+        title, parts = directory.resolve().name, _sweep_sections(load_sweep(directory))
     else:
         runs = find_runs([directory])
         if len(runs) > 1:
             raise ValueError(f"{str(directory)!r} holds {len(runs)} runs: name one, or a sweep.")
-        title, parts = runs[0].directory.resolve().name, _run(runs[0])
+        title, parts = runs[0].directory.resolve().name, _run_sections(runs[0])
     page = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}'
         f"</title><style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1>\n"
@@ -52,7 +52,7 @@ def write_report(directory: Path, output: Path | None = None) -> Path:
     return output
 
 
-def _run(run: Run) -> list[str]:
+def _run_sections(run: Run) -> list[str]:
     settings = run.settings or RunSettings()
     parts = []
     if run.settings:
@@ -100,11 +100,11 @@ def _all_settings(run: Run) -> dict[str, Any]:
     }
 
 
-def _sweep(summary: Summary) -> list[str]:
-    asked = json.loads((summary.directory / Sweep.FILE_NAME).read_text())
+def _sweep_sections(summary: Summary) -> list[str]:
+    sweep = json.loads((summary.directory / Sweep.FILE_NAME).read_text())
     parts = [
-        f"<p>{html.escape(asked['description'])}</p>",
-        _heading("What it found"),
+        f"<p>{html.escape(sweep['description'])}</p>",
+        _heading("Results"),
         f"<p>The last {summary.metric} of each run; interquartile mean with a 95 % interval.</p>",
         _frame(summary.table),
         _heading("Curves"),
@@ -125,10 +125,10 @@ def _sweep(summary: Summary) -> list[str]:
         "<p>KLs at the target copies over their bounds: mean of the second half of the run.</p>",
         _frame(pd.DataFrame(rows)),
         _heading("To repeat it"),
-        _code(asked["command"]),
+        _code(sweep["command"]),
         _details("one run of each kind", _code("\n".join(commands))),
         _heading("Settings"),
-        _pairs({k: v for k, v in asked.items() if v and k not in _SHOWN_ELSEWHERE}),
+        _pairs({k: v for k, v in sweep.items() if v and k not in _SHOWN_ELSEWHERE}),
         _heading("Versions"),
         _pairs(next(iter(summary.groups.values()))[0].versions),
     ]
@@ -147,12 +147,12 @@ def _row(run: Run, metric: str) -> dict[str, Any]:
 
 
 def _kl_shares(run: Run) -> dict[str, tuple[float, float]]:
-    """KLs at the target copies over their bounds, and the bounds."""
+    """Return the mean KLs at the target copies over their bounds, and the bounds, by metric."""
     second_half = run.curves[run.curves["env_steps"] > run.curves["env_steps"].iloc[-1] / 2]
     return {
-        f"kl_{part}": (second_half[f"kl_{part}_at_target_update"].mean() / bound, bound)
-        for part, bound in run.bounds().items()
-        if f"kl_{part}_at_target_update" in second_half
+        c.kl: (second_half[c.kl_at_copy].mean() / c.epsilon, c.epsilon)
+        for c in run.constraints()
+        if c.kl_at_copy in second_half
     }
 
 
@@ -178,12 +178,12 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def _frame(table: pd.DataFrame) -> str:
-    return table.to_html(index=False, border=0, na_rep="", float_format="{:.4g}".format)
+    text: str = table.to_html(index=False, border=0, na_rep="", float_format="{:.4g}".format)
+    return text
 
 
-def _image(drawn: plt.Figure) -> str:
+def _image(figure: Figure) -> str:
     buffer = io.BytesIO()
-    drawn.savefig(buffer, format="svg")
-    plt.close(drawn)
+    figure.savefig(buffer, format="svg")
     data = base64.b64encode(buffer.getvalue()).decode()
     return f'<img alt="" src="data:image/svg+xml;base64,{data}">'

@@ -1,0 +1,1 @@
+"""What finished runs say: curves, statistics, plots, tables and reports."""

@@ -1,1 +1,0 @@
-"""Running, watching, plotting and evaluating: everything behind the command line."""

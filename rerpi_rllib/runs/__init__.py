@@ -1,0 +1,1 @@
+"""One training run: its settings, the training itself, its checkpoints, and its evaluation."""

@@ -1,0 +1,120 @@
+"""What the machine or the cluster offers a run: GPUs, the speed of an update, a running Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
+import ray
+import torch
+
+from rerpi_rllib import RERPIConfig, envs
+from rerpi_rllib.algorithm.networks import build_networks
+from rerpi_rllib.algorithm.process import set_up_learning
+from rerpi_rllib.core.settings import LearningSettings
+from rerpi_rllib.core.updates import make_optimizers, run_updates
+
+
+def is_machine_without_gpu() -> bool:
+    """Return whether runs take place on this machine and it has no GPU."""
+    return "RAY_ADDRESS" not in os.environ and torch.cuda.device_count() == 0
+
+
+def has_no_gpu(config: RERPIConfig) -> bool:
+    """Return whether the learner will run on this machine's CPU, as far as can be known now."""
+    if config.num_gpus_per_learner == "auto":
+        return is_machine_without_gpu()
+    return bool(config.num_gpus_per_learner == 0) and "RAY_ADDRESS" not in os.environ
+
+
+def no_gpu_hint(config: RERPIConfig, preset: str | None) -> str | None:
+    """Say what an update costs on the CPU; None if there is a GPU or the user chose a preset."""
+    if preset is not None or not has_no_gpu(config):
+        return None
+    return (
+        f"No GPU: one update with batch {config.total_train_batch_size} takes about "
+        f"{update_seconds(config):.2g} s here. --preset compact is made for CPUs."
+    )
+
+
+def update_seconds(config: RERPIConfig) -> float:
+    """Measure on random data how long one update takes on this machine's CPU."""
+    env = envs.make(config.env, **config.env_config)
+    sizes = gym.spaces.flatdim(env.observation_space), gym.spaces.flatdim(env.action_space)
+    nets = build_networks(env.observation_space, env.action_space, config.model_config)
+    env.close()
+    settings = replace(LearningSettings(**config.model_config["learning"]), policy_update_period=1)
+    size = config.total_train_batch_size
+    length = () if config.policy_evaluation == "td0" else (config.sequence_length,)
+    rows = (size // config.steps_per_row, *length)
+    batch = {
+        "obs": torch.randn(rows[0], *(n + 1 for n in length), sizes[0]),
+        "new_obs": torch.randn(*rows, sizes[0]),
+        "actions": torch.zeros(*rows, 1 if config.policy == "categorical" else sizes[1]),
+        "rewards": torch.randn(rows),
+        "terminateds": torch.zeros(rows),
+        "action_logp": torch.zeros(rows),
+        "loss_mask": torch.ones(rows, dtype=torch.bool),
+    }
+    set_up_learning(config)
+    optimizers, best = make_optimizers(nets), float("inf")
+    for _ in range(2):
+        started = time.perf_counter()
+        run_updates(nets, settings, batch, rows[0], optimizers=optimizers)
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+@contextmanager
+def running_ray(config: RERPIConfig) -> Iterator[None]:
+    """Start a Ray that is large enough for a run, and stop it; one that runs already is kept."""
+    was_initialized = ray.is_initialized()
+    _set_environment()
+    try:
+        if not was_initialized:
+            _start_ray(config)
+        _check_resources(config)
+        yield
+    finally:
+        if not was_initialized:
+            ray.shutdown()
+
+
+def _set_environment() -> None:
+    """Set the variables that Tune reads when it runs trials, and Ray when it starts workers."""
+    # Tune would end a run on Ctrl-C without a last checkpoint; here a run stops after its iteration.
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+    # Workers without a GPU of their own keep CUDA_VISIBLE_DEVICES as it is.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Tune's newer output ignores verbose=0.
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+
+
+def _start_ray(config: RERPIConfig) -> None:
+    """Connect to the cluster that RAY_ADDRESS names, or start Ray on this machine."""
+    options: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
+    if "RAY_ADDRESS" not in os.environ:
+        # With fewer cores than processes they share: a run must not wait for ever for a CPU.
+        processes = 1 + config.num_env_runners + config.num_learners
+        cpus = (
+            config.num_cpus_for_main_process - 1 + processes * max(1, config.num_cpus_per_env_runner)
+        )
+        options |= {"address": "local", "num_cpus": max(os.cpu_count() or 1, int(cpus) + 1)}
+    ray.init(**options)
+
+
+def _check_resources(config: RERPIConfig) -> None:
+    request = config.algo_class.default_resource_request(config.to_dict())
+    for kind, amount in request.required_resources.items():
+        available = ray.cluster_resources().get(kind, 0)
+        if amount > available:
+            raise ValueError(
+                f"The run needs {amount:g} {kind} and there are {available:g}: "
+                "change num_env_runners, num_learners or --num-gpus."
+            )

@@ -1,0 +1,133 @@
+"""What `rllib train` is to do: a file, options on top of it, or a run that is resumed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rerpi_rllib import RERPIConfig
+from rerpi_rllib.runs.checkpoints import check_resumable, newest_checkpoint, run_of_checkpoint
+from rerpi_rllib.runs.settings import DEFAULT_ENV, Configuration, RunSettings
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user typed on the command line; None where an option was left out."""
+
+    algo: str | None = None
+    env: str | None = None
+    preset: str | None = None
+    seed: int | None = None
+    stop: Mapping[str, float] | None = None
+    config: Mapping[str, Any] | None = None
+    api_stack: str | None = None
+    num_env_runners: int | None = None
+    num_learners: int | None = None
+    num_gpus: float | None = None
+
+    def apply_to(self, settings: RunSettings) -> RunSettings:
+        """Return the settings with these options on top; an option wins over a setting."""
+        return replace(
+            settings,
+            algo=self.algo or settings.algo,
+            env=self.env or settings.env,
+            preset=self.preset or settings.preset,
+            seed=self.seed if self.seed is not None else settings.seed,
+            stop=dict(self.stop) if self.stop is not None else settings.stop,
+            config={**settings.config, **(self.config or {}), **self._own_settings()},
+        )
+
+    def _own_settings(self) -> dict[str, Any]:
+        """Return the settings of the algorithm that have an option of their own."""
+        if self.api_stack not in (None, "new", "old"):
+            raise ValueError(f"--api-stack {self.api_stack!r} is not allowed: it must be new or old.")
+        new_stack = None if self.api_stack is None else self.api_stack == "new"
+        settings = {
+            "enable_rl_module_and_learner": new_stack,
+            "enable_env_runner_and_connector_v2": new_stack,
+            "num_env_runners": self.num_env_runners,
+            "num_learners": self.num_learners,
+            "num_gpus_per_learner": self.num_gpus,
+        }
+        return {key: value for key, value in settings.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run whose settings have been checked and that can start.
+
+    Args:
+        settings: what was asked for.
+        config: the configuration that ``settings`` gave.
+        directory: the run's own directory.
+        checkpoint: the checkpoint that the run resumes from, if it does.
+    """
+
+    settings: RunSettings
+    config: RERPIConfig
+    directory: Path
+    checkpoint: Path | None = None
+
+
+def plan_run(
+    options: Options,
+    *,
+    file: str | None = None,
+    resume: Path | None = None,
+    storage_path: Path = Path("runs"),
+    name: str | None = None,
+    report: Report = print,
+) -> PlannedRun:
+    """Merge a file or the settings of a resumed run with the options, and check the result.
+
+    Args:
+        options: what the user typed; it wins over the file and over the resumed run.
+        file: the path of a configuration, or the name of one in ``configs/``.
+        resume: the directory of a run, or a checkpoint, to go on from.
+        storage_path: where the directories of new runs are.
+        name: the name of a new run's directory; by default one with algorithm, task and time.
+        report: called with what the user should know about choices made for him.
+    """
+    if file is not None and resume is not None:
+        raise ValueError("--resume goes on with the run's own settings: leave 'file FILE' out.")
+    if resume is not None:
+        checkpoint = newest_checkpoint(resume)
+        directory = run_of_checkpoint(checkpoint)
+        settings = options.apply_to(RunSettings.from_file(directory / RunSettings.FILE_NAME))
+        config = settings.build_config()
+        check_resumable(checkpoint, config)
+        return PlannedRun(settings, config, directory, checkpoint)
+    settings = options.apply_to(_new_settings(options, file, report))
+    config = settings.build_config()
+    directory = _new_directory(settings, storage_path, name)
+    return PlannedRun(settings, config, directory)
+
+
+def _new_settings(options: Options, file: str | None, report: Report) -> RunSettings:
+    if file is not None:
+        configuration = Configuration.from_name(file)
+        if options.env is None and len(configuration.tasks) > 1:
+            report(
+                f"{file} is for {len(configuration.tasks)} tasks: "
+                f"training on {configuration.run.env} (--env)."
+            )
+        return configuration.run
+    if options.algo is None:
+        raise ValueError("Say what to train: --algo RERPI, file FILE or --resume DIR.")
+    if options.env is None:
+        report(f"No --env given: training on {DEFAULT_ENV}.")
+    return RunSettings()
+
+
+def _new_directory(settings: RunSettings, storage_path: Path, name: str | None) -> Path:
+    """Return the directory of a new run; refuse one that holds a run already."""
+    name = name or f"{settings.algo}_{settings.env.split('/')[-1]}_{time.strftime('%Y%m%d-%H%M%S')}"
+    directory = (storage_path / name).expanduser().resolve()
+    if any(directory.glob("part-*/checkpoint_*")):
+        raise ValueError(f"{directory} holds a run already: --resume it, or choose a --name.")
+    return directory

@@ -1,0 +1,26 @@
+"""What a process of the command line sets up for itself before it does anything else."""
+
+from __future__ import annotations
+
+import logging
+
+import gymnasium
+
+import rerpi_rllib
+from rerpi_rllib.envs.rendering import choose_backend
+
+
+def prepare_process(pictures: bool = False) -> None:
+    """Choose how MuJoCo renders, load and register the algorithms, and silence the libraries.
+
+    Errors are reported in one line, with the path of the log that holds the rest.
+
+    Args:
+        pictures: whether this process has to render.
+    """
+    choose_backend(pictures)
+    # Ray sets the levels of its loggers when it is imported, which has to come first.
+    assert rerpi_rllib.RERPI
+    for name in ("ray", "ray.rllib", "ray.tune"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    gymnasium.logger.min_level = gymnasium.logger.ERROR
