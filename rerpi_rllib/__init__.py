@@ -30,7 +30,7 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _load_algorithms()
+    load_algorithms()
     return globals()[name]
 
 
@@ -38,7 +38,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def _load_algorithms() -> None:
+def load_algorithms() -> None:
     """Import the algorithms and register them with Ray Tune under their names."""
     for module, names in _MODULES.items():
         loaded = import_module(module)

@@ -158,13 +158,14 @@ class RERPIConfig(AlgorithmConfig):
 
     @classmethod
     def compact(cls) -> RERPIConfig:
-        """Small networks and batch for a machine without a GPU, where updates are scarce.
+        """Make a configuration for a machine without a GPU, where updates are scarce.
 
-        Bounds wider than the paper's, and target copies two and a half times as often. There are
-        two updates a step; the critic learns in each and the policy, which costs more, in every
-        fourth.
+        Networks and batch are small, the bounds wider than the paper's, and target copies two and a
+        half times as often. There are two updates a step; the critic learns in each and the policy,
+        which costs more, in every fourth.
         """
-        return cls().training(
+        config = cls()
+        config.training(
             policy_layers=(128, 128),
             critic_layers=(256, 256),
             train_batch_size=128,
@@ -175,10 +176,11 @@ class RERPIConfig(AlgorithmConfig):
             epsilon_penalty=1e-3,
             target_update_period=100,
             policy_update_period=4,
-            dual_lr=3e-2,  # The multipliers move with the policy: every fourth update.
+            dual_lr=3e-2,  # The multipliers move with the policy, in every fourth update.
             num_bootstrap_samples=5,
             updates_per_env_step=2.0,
         )
+        return config
 
     @override(AlgorithmConfig)
     def training(

@@ -384,4 +384,4 @@ class ReplayBuffer(Checkpointable):
                         "terminated": bool(flags[end - 1] & _TERMINATED),
                         "done": True,
                     }
-                start = end + 1
+                start = int(end) + 1

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rerpi_rllib import RERPIConfig
 from rerpi_rllib.core.critics import Critic
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.policies.gaussian import GaussianPolicy
 from rerpi_rllib.core.settings import LearningSettings
 from rerpi_rllib.core.updates import make_optimizers, policy_step
 from rerpi_rllib.figures.known_functions import FUNCTIONS
@@ -89,6 +90,7 @@ def run(problem: Problem, seed: int) -> list[Iteration]:
         clip_actions=False,
         constraints=settings.constraints(bounded_actions=False),
     )
+    assert isinstance(nets.policy, GaussianPolicy)
     nn.init.constant_(nets.policy.mean.bias, problem.initial_mean)
     function = _KnownFunction(problem.function)
     nets.critic = nets.target_critic = function

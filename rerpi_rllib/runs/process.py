@@ -20,7 +20,7 @@ def prepare_process(pictures: bool = False) -> None:
     """
     choose_backend(pictures)
     # Ray sets the levels of its loggers when it is imported, which has to come first.
-    assert rerpi_rllib.RERPI
+    rerpi_rllib.load_algorithms()
     for name in ("ray", "ray.rllib", "ray.tune"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     gymnasium.logger.min_level = gymnasium.logger.ERROR
