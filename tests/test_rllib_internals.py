@@ -80,6 +80,12 @@ INTERNALS: tuple[Internal, ...] = (
     ),
     Internal(
         "ray.rllib.algorithms.algorithm_config.AlgorithmConfig",
+        "_is_frozen",
+        "the configuration",
+        "Whether the state is that of a checkpoint, whose values were accepted before.",
+    ),
+    Internal(
+        "ray.rllib.algorithms.algorithm_config.AlgorithmConfig",
         "_env_to_module_connector",
         "the configuration and the EnvRunner",
         "Whether the user added connectors, which only RLlib's sampling loop runs.",

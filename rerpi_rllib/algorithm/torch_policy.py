@@ -75,10 +75,10 @@ class RERPITorchPolicy(TorchPolicyV2):
 
     @override(TorchPolicyV2)
     def optimizer(self) -> list[torch.optim.Optimizer]:
-        self._named_optimizers = make_optimizers(
+        self._optimizers_by_name = make_optimizers(
             self.model.nets, self.config["lr"], self.config["dual_lr"], others=self.model
         )
-        return list(self._named_optimizers.values())
+        return list(self._optimizers_by_name.values())
 
     @override(TorchPolicyV2)
     def action_sampler_fn(
@@ -94,7 +94,7 @@ class RERPITorchPolicy(TorchPolicyV2):
         columns = {key: train_batch[key] for key in train_batch}
         losses, self._metrics = rerpi_losses(model.nets, columns, self.settings)
         zero = losses["critic"].new_zeros(())
-        return [losses.get(name, zero) for name in self._named_optimizers]
+        return [losses.get(name, zero) for name in self._optimizers_by_name]
 
     @override(TorchPolicyV2)
     def stats_fn(self, train_batch: Any) -> dict[str, float]:
@@ -118,7 +118,7 @@ class RERPITorchPolicy(TorchPolicyV2):
         # The user's policy may have another loss, and RLlib clips gradients.
         is_own = type(self) is RERPITorchPolicy
         if is_own and self.config["grad_clip"] is None:
-            how: dict[str, Any] = {"optimizers": self._named_optimizers}
+            how: dict[str, Any] = {"optimizers": self._optimizers_by_name}
         else:
             how = {"step": self._rllib_step, "ask_ahead": is_own}
         means = run_updates(nets, self.settings, columns, self._rows_per_update, **how)
@@ -146,5 +146,5 @@ class RERPITorchPolicy(TorchPolicyV2):
         # RLlib takes the settings of who saved the state; but an evaluation does not explore, and a
         # run may go on with another learning rate.
         self.config = own
-        for name, optimizer in self._named_optimizers.items():
+        for name, optimizer in self._optimizers_by_name.items():
             optimizer.param_groups[0]["lr"] = own["dual_lr" if name == "dual" else "lr"]

@@ -2,7 +2,8 @@
 
 ``discounts`` are gamma times one minus *terminated*: a terminated step does not bootstrap, a
 truncated one does. ``next_values`` are the target networks' V(s'). Sequences are ``[B, K]``: K
-consecutive transitions of one episode.
+consecutive transitions. Where an episode ends among them, a discount of zero separates it from what
+follows.
 """
 
 from __future__ import annotations

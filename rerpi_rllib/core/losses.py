@@ -37,9 +37,10 @@ def rerpi_losses(
         batch: for TD(0) transitions, ``obs`` ``[B, O]``, ``new_obs`` ``[B, O]``, ``actions``
             ``[B, D]`` (unclipped; ``[B, 1]`` if discrete), ``rewards`` ``[B]`` and ``terminateds``
             ``[B]`` (0 or 1); otherwise windows of K steps, ``obs`` ``[B, K + 1, O]``, the others
-            ``[B, K, ...]``, with ``action_logp`` and ``loss_mask`` (False beyond the end of the
-            episode). ``plan`` says what the update does, by default everything. What
-            :func:`ask_target_networks` has added is not computed again.
+            ``[B, K, ...]``, with ``action_logp`` and ``loss_mask`` (False on rows that are no step:
+            there may be some inside a window, between two episodes). ``plan`` says what the update
+            does, by default everything. What :func:`ask_target_networks` has added is not computed
+            again.
         settings: the algorithm's numbers.
 
     Returns:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rerpi_rllib import DDPGConfig, MPOConfig, RERPIConfig, SVG0Config, envs
+from rerpi_rllib.algorithm.config import PRESETS
 from rerpi_rllib.algorithm.spaces import check_spaces
 from rerpi_rllib.runs.files import (
     CONFIGS,
@@ -32,7 +33,6 @@ ALGORITHMS: dict[str, type[RERPIConfig]] = {
     "SVG0": SVG0Config,
     "DDPG": DDPGConfig,
 }
-PRESETS = ("compact",)
 DEFAULT_ENV = "dm_control/cartpole-swingup-v0"
 VERSIONS_FILE = "versions.json"
 
