@@ -1,6 +1,7 @@
 """The floors of the code: the core knows nothing above it."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,17 @@ def test_every_package_is_installed():
     assert set(settings["packages"]) == packages | set(settings["package-dir"])
     for directory in settings["package-dir"].values():
         assert any((PACKAGE.parent / directory).glob("*.yaml"))
+
+
+def test_the_page_names_files_and_functions_that_exist():
+    """docs/architecture.md follows data through the code: every hop has to be there."""
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    files = set(
+        re.findall(r"`((?:core|envs|algorithm|runs|sweeps|analysis|figures|cli)/\w+\.py)`", page)
+    )
+    assert len(files) > 15
+    for file in files:
+        assert (PACKAGE / file).is_file(), file
+    source = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    for name in re.findall(r"`(?:\w+\.)?(_?[a-z]\w+|[A-Z]\w+)`", page):
+        assert re.search(rf"(def|class) {name}\b|\b{name}\b\s*[:=]", source), name
