@@ -264,7 +264,8 @@ class RERPIConfig(AlgorithmConfig):
                 the nearer end.
             temperature_solver: "exact" solves the dual for the states at hand (a large batch, or
                 several small ones between two target copies), which makes the weights independent
-                of the scale of the rewards; "adam" takes one gradient step an update, as
+                of the scale of the rewards (each of several learners solves it for its own share
+                of the batch); "adam" takes one gradient step an update, as
                 the paper, but on the logarithm and with ``dual_lr``.
             policy_evaluation: how the critic's targets are made: "td0", "nstep" or "retrace".
             n_step: rewards in an n-step return.
