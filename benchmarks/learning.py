@@ -9,9 +9,12 @@ python benchmarks/learning.py speed
     measures environment steps a second of each method, in turn, on an idle machine
 python benchmarks/learning.py table
     writes figure and table of the runs whose CSVs are there
+python benchmarks/learning.py compare BEFORE AFTER [--only METHOD ...]
+    writes a figure and a table of the runs (method, task and seed) that both directories have into
+    AFTER
 
-Each takes --results DIR in place of results/learning, with a name of its own: all runs are made anew
-in runs/NAME.
+The first three take --results DIR in place of results/learning, with a name of its own: all runs are
+made anew in runs/NAME.
 
 stable-baselines3 is needed for its SAC: pip install -c constraints.txt -e '.[benchmark]'
 """
@@ -399,6 +402,36 @@ def _figure(runs: Runs, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def compare(before: Path, after: Path, methods: list[str]) -> None:
+    """Draw the runs that two directories have in common, one panel a task."""
+    both = [read_runs(before), read_runs(after)]
+    pairs = [pair for pair in both[0] if pair in both[1] and pair[0] in methods]
+    if not pairs:
+        sys.exit(f"{before} and {after} have no run in common.")
+    figure, axes = plt.subplots(
+        1, len(pairs), figsize=(5 * len(pairs), 4), layout="constrained", squeeze=False
+    )
+    lines = ["| task | method | runs | seeds | at 25 % | at 50 % | at 75 % | at 100 % |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for axis, (method, task) in zip(axes.flat, pairs):
+        seeds = sorted(set(both[0][method, task]) & set(both[1][method, task]))
+        for directory, runs, style in zip((before, after), both, ("0.6", "k")):
+            curves = [runs[method, task][seed] for seed in seeds]
+            for curve, dashes in zip(curves, ("-", "--", ":")):
+                axis.plot(curve["env_steps"] / 1_000, curve["greedy_return"], dashes, color=style)
+            axis.plot([], [], color=style, label=directory.name)
+            shares = (0.25, 0.5, 0.75, 1.0)
+            cells = [_at(curves, share * budget(method, task)) for share in shares]
+            row = [task, method, directory.name, ", ".join(map(str, seeds)), *cells]
+            lines.append("| " + " | ".join(row) + " |")
+        axis.set(title=f"{method}, {task}", xlabel="thousand environment steps")
+        axis.set_ylabel("greedy return; a line for each seed")
+        axis.legend(frameon=False)
+    (after / "comparison.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    figure.savefig(after / "comparison.png", dpi=120)
+
+
 def run_plan(arguments: argparse.Namespace) -> None:
     """The missing runs, each in a process of its own."""
     missing = [
@@ -441,11 +474,17 @@ def main() -> None:
     one.add_argument("seed", type=int)
     for command in (run, one, commands.add_parser("speed"), commands.add_parser("table")):
         command.add_argument("--results", type=Path, default=Path("results/learning"))
+    comparison = commands.add_parser("compare")
+    comparison.add_argument("before", type=Path)
+    comparison.add_argument("after", type=Path)
+    comparison.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     arguments = parser.parse_args()
     if arguments.command == "run":
         run_plan(arguments)
     elif arguments.command == "speed":
         measure_speeds(arguments.results)
+    elif arguments.command == "compare":
+        compare(arguments.before, arguments.after, arguments.only)
     elif arguments.command == "table":
         write_table(arguments.results)
     else:
