@@ -1,8 +1,8 @@
-"""Every benchmark, one after the other: a table on the screen, and bench.jsonl and the figure in DIR.
+"""Run all benchmarks one after the other, print a table, and write bench.jsonl and the figure.
 
 python benchmarks/all.py [--output runs/bench]
 
-A quarter of an hour on two cores; leave the machine alone meanwhile.
+This takes a quarter of an hour on two cores. Run nothing else on the machine meanwhile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the benchmarks share: one line a result, for people or as JSON."""
+"""What the benchmarks share: each result is one line, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ os.environ.setdefault("MUJOCO_GL", "disabled")
 
 
 class Report:
-    """Prints results; ``peer_name`` says what is compared with."""
+    """Prints results, each of which compares this package with a peer."""
 
     def __init__(self, doc: str | None, output: bool = False) -> None:
         parser = argparse.ArgumentParser(
@@ -36,7 +36,7 @@ class Report:
         setting: str,
         peer_name: str,
     ) -> None:
-        """One comparison; a ratio above 1 means that ours is better."""
+        """Print one comparison; a ratio above 1 means that ours is better."""
         if self._json:
             row = {"name": name, "ours": ours, "peer": peer, "unit": unit, "ratio": ratio}
             print(json.dumps({**row, "setting": f"{setting}; peer: {peer_name}"}), flush=True)

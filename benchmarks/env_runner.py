@@ -1,6 +1,7 @@
-"""Environment steps a second: this package's EnvRunner against RLlib's SingleAgentEnvRunner.
+"""Environment steps per second of this package's EnvRunner and of RLlib's SingleAgentEnvRunner.
 
-Both in one run, in turn, on cheetah-run with the same policy network (256 x 2), one torch thread.
+Both are measured in one run, in turn, on cheetah-run with the same policy network (256 x 2) and one
+torch thread.
 
 python benchmarks/env_runner.py [--json]
 """

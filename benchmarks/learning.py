@@ -1,20 +1,21 @@
-"""Learning curves of RERPI and of what people use now, on the same tasks with the same evaluation.
+"""Learning curves of RERPI, its relatives and two SACs, on the same tasks with the same evaluation.
 
-Ten greedy episodes every 5,000 environment steps; one process and one torch thread a run.
+Each run has one process and one torch thread, and is evaluated on ten greedy episodes every 5,000
+environment steps.
 
 python benchmarks/learning.py run [--jobs 2] [--only METHOD ...] [--tasks TASK ...]
-    makes the runs of the plan that have no CSV in results/learning yet, in runs/learning; stop it
-    when you like, the same command goes on where it stopped
+    makes the runs of the plan that have no CSV in results/learning yet, in runs/learning; it can be
+    interrupted at any time, and the same command resumes it
 python benchmarks/learning.py speed
-    measures environment steps a second of each method, in turn, on an idle machine
+    measures the environment steps per second of each method, in turn; leave the machine idle
 python benchmarks/learning.py table
-    writes figure and table of the runs whose CSVs are there
+    writes the figure and the table of the runs that have a CSV
 python benchmarks/learning.py compare BEFORE AFTER [--only METHOD ...]
     writes a figure and a table of the runs (method, task and seed) that both directories have into
     AFTER
 
-The first three take --results DIR in place of results/learning, with a name of its own: all runs are
-made anew in runs/NAME.
+The first three take --results DIR instead of results/learning. A directory with another name NAME
+starts a new set of runs, in runs/NAME.
 
 stable-baselines3 is needed for its SAC: pip install -c constraints.txt -e '.[benchmark]'
 """
@@ -75,16 +76,16 @@ Runs = dict[tuple[str, str], dict[int, pd.DataFrame]]
 
 
 def plan() -> list[tuple[str, str, int]]:
-    """Method, task and seed of every run, the most telling ones first."""
+    """Return method, task and seed of every run, the most informative ones first."""
     runs = [("RERPI", task, seed) for seed in range(3) for task in TASKS]
     runs += [("SB3-SAC", task, 0) for task in TASKS]
-    # A seed has ten starts of its own, and on Pendulum-v1 the return depends on them.
+    # Each seed evaluates from its own ten starts, and on Pendulum-v1 the return depends on them.
     runs += [("SB3-SAC", "pendulum", seed) for seed in (1, 2)]
-    # Added later: its first run was close to RERPI's.
+    # This was added later, because the first run was close to RERPI's.
     runs += [("SB3-SAC", "walker-walk", 1)]
     two = ("cartpole-swingup", "cheetah-run")
     runs += [(method, task, 0) for method in list(METHODS)[1:5] for task in two]
-    # Added later: TD(0) is unreliable there.
+    # This was added later, because TD(0) is unreliable there.
     runs += [("RERPI-Retrace", "walker-walk", 0)]
     return [*runs, ("RLlib-SAC", "cartpole-swingup", 0)]
 
@@ -98,12 +99,12 @@ def run_directory(results: Path, method: str, task: str, seed: int) -> Path:
 
 
 def curves_file(results: Path, method: str, task: str, seed: int) -> Path:
-    """Of a run that is done."""
+    """Return the CSV file of a finished run."""
     return results / f"{method}-{task}-{seed}.csv"
 
 
 def run_one(method: str, task: str, seed: int, results: Path) -> None:
-    """One run from where it stands to its end."""
+    """Start or resume one run, and write its CSV at the end."""
     directory = run_directory(results, method, task, seed)
     torch.set_num_threads(1)
     if method == "SB3-SAC":
@@ -124,7 +125,7 @@ def _own(directory: Path, arguments: list[str], env: str, seed: int, steps: int)
     if any(directory.glob("part-*/checkpoint_*")):
         command += ["--resume", directory]
     else:
-        interval = EVALUATION_STEPS // 1_000  # An iteration has a thousand environment steps.
+        interval = EVALUATION_STEPS // 1_000  # An iteration is a thousand environment steps.
         command += [*arguments, "--preset", "compact", "--env", env, "--seed", str(seed)]
         command += ["--num-env-runners", "0", "--stop", json.dumps({"env_steps": steps})]
         command += ["--set", f"evaluation_interval={interval}"]
@@ -134,7 +135,7 @@ def _own(directory: Path, arguments: list[str], env: str, seed: int, steps: int)
 
 
 def _stable_baselines(directory: Path, env_id: str, seed: int, steps: int) -> None:
-    """stable-baselines3's SAC with its defaults."""
+    """Run or resume stable-baselines3's SAC with its defaults."""
     from stable_baselines3 import SAC as StableSAC
     from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.monitor import Monitor
@@ -156,7 +157,7 @@ def _stable_baselines(directory: Path, env_id: str, seed: int, steps: int) -> No
     while model.num_timesteps < steps:
         started = time.perf_counter()
         model.learn(EVALUATION_STEPS, reset_num_timesteps=False)
-        test_env.seed(1_000_000 + seed)  # RLlib's seed for evaluations: the same starts.
+        test_env.seed(1_000_000 + seed)  # RLlib evaluates with this seed, so the starts are the same.
         returns, _ = evaluate_policy(
             model, test_env, EVALUATION_EPISODES, return_episode_rewards=True
         )
@@ -165,12 +166,12 @@ def _stable_baselines(directory: Path, env_id: str, seed: int, steps: int) -> No
             print(json.dumps(_result(model.num_timesteps, seconds, returns)), file=file)
         for save, path in ((model.save, model_file), (model.save_replay_buffer, replay_file)):
             save(path.with_name("new-" + path.name))
-        for path in (model_file, replay_file):  # The two belong together.
+        for path in (model_file, replay_file):  # The two files belong together.
             path.with_name("new-" + path.name).replace(path)
 
 
 def _result(steps: int, seconds: float, returns: list[float]) -> dict[str, Any]:
-    """As Tune writes it."""
+    """Return a result in the format that Tune writes."""
     return {
         "training_iteration": steps // EVALUATION_STEPS,
         "num_env_steps_sampled_lifetime": steps,
@@ -180,7 +181,7 @@ def _result(steps: int, seconds: float, returns: list[float]) -> dict[str, Any]:
 
 
 class SACWithReplay(SAC):
-    """RLlib's SAC, whose checkpoints hold the replay too."""
+    """RLlib's SAC, with checkpoints that include the replay."""
 
     @override(SAC)
     def save_checkpoint(self, checkpoint_dir: str) -> None:
@@ -196,7 +197,7 @@ class SACWithReplay(SAC):
 
 
 def _rllib_sac(directory: Path, env_id: str, seed: int, steps: int) -> None:
-    """RLlib's SAC with its defaults."""
+    """Run or resume RLlib's SAC with its defaults."""
     from ray import tune
 
     envs.register_with_tune(env_id)
@@ -231,11 +232,11 @@ def _rllib_sac(directory: Path, env_id: str, seed: int, steps: int) -> None:
 
 
 def measure_speeds(results: Path) -> None:
-    """Environment steps a second on cheetah-run, one thread, evaluations left out.
+    """Measure the environment steps per second on cheetah-run with one thread, without evaluations.
 
-    Runs are made beside one another and may be interrupted, so their own clocks tell little. Each
-    method is measured twice, in turn, and the faster one counts: other machines' work on the same
-    processor only slows down.
+    The runs of the plan run in parallel and may be interrupted, so their own wall-clock times say
+    little. Each method is measured twice, in turn, and the faster result counts: other work on the
+    same processor can only slow a method down.
     """
     torch.set_num_threads(1)
     rounds = [{method: _speed(method) for method in METHODS} for _ in range(2)]
@@ -280,7 +281,7 @@ def _speed(method: str) -> float:
 
 
 def read_runs(results: Path) -> Runs:
-    """Curves of the runs that are done."""
+    """Read the curves of the finished runs."""
     found: Runs = {}
     for method, task, seed in plan():
         path = curves_file(results, method, task, seed)
@@ -301,7 +302,7 @@ def write_table(results: Path) -> None:
 
 
 def _table(runs: Runs, speeds: dict[str, float]) -> str:
-    """Means and standard deviations over seeds; of one run no deviation.
+    """Format means and standard deviations over seeds; a single run has no standard deviation.
 
     Minutes are steps divided by the method's speed on cheetah-run.
     """
@@ -318,7 +319,7 @@ def _table(runs: Runs, speeds: dict[str, float]) -> str:
         ]
         if not ends:
             continue
-        # Returns of Pendulum are negative: the way from its worst, about -1600.
+        # Returns of Pendulum are negative, so they are measured from the worst return, about -1600.
         worst = -1600.0 if task == "pendulum" else 0.0
         wanted = worst + 0.8 * (max(ends) - worst)
         for (method, of), by_seed in runs.items():
@@ -342,7 +343,7 @@ def _table(runs: Runs, speeds: dict[str, float]) -> str:
 
 
 def _at(runs: list[pd.DataFrame], steps: float) -> str:
-    """The greedy returns at so many steps."""
+    """Format the greedy returns after this number of steps."""
     return _mean_and_spread(
         [
             float(np.interp(steps, curves["env_steps"], curves["greedy_return"]))
@@ -353,7 +354,7 @@ def _at(runs: list[pd.DataFrame], steps: float) -> str:
 
 
 def _over(runs: list[pd.DataFrame], after: float, until: float) -> str:
-    """The mean of each run's evaluations in a stretch of it: one alone may be a good or a bad one."""
+    """Format the mean of each run's evaluations after a step, since one alone may be an outlier."""
     return _mean_and_spread(
         [
             float(curves["greedy_return"][curves["env_steps"] > after].mean())
@@ -364,7 +365,7 @@ def _over(runs: list[pd.DataFrame], after: float, until: float) -> str:
 
 
 def _mean_and_spread(values: list[float]) -> str:
-    """Mean (standard deviation) over seeds."""
+    """Format the mean and, in parentheses, the standard deviation over seeds."""
     if not values:
         return ""
     spread = f" ({np.std(values, ddof=1):.0f})" if len(values) > 1 else ""
@@ -433,7 +434,7 @@ def compare(before: Path, after: Path, methods: list[str]) -> None:
 
 
 def run_plan(arguments: argparse.Namespace) -> None:
-    """The missing runs, each in a process of its own."""
+    """Make the missing runs, each in a process of its own."""
     missing = [
         run
         for run in plan()

@@ -1,5 +1,6 @@
-"""The replay: time to sample a batch against RLlib's EpisodeReplayBuffer, how that time grows with
-what is stored, and the memory of a run that has filled it.
+"""The replay: how long it takes to sample a batch, and how much memory a full replay needs.
+
+The time is compared with RLlib's EpisodeReplayBuffer, and with the time when fewer steps are stored.
 
 python benchmarks/replay.py [--json]
 """
@@ -36,7 +37,7 @@ def _episode(rng: np.random.Generator, observation: int, action: int) -> SingleA
 def _filled(buffer, steps: int, observation: int = 17, action: int = 6):
     add: Callable = getattr(buffer, "add_episode", None) or buffer.add
     rng = np.random.default_rng(0)
-    if isinstance(buffer, ReplayBuffer):  # It copies; RLlib's keeps the object itself.
+    if isinstance(buffer, ReplayBuffer):  # Ours copies the data; RLlib's keeps the object itself.
         episode = _episode(rng, observation, action)
         for _ in range(steps // EPISODE):
             episode.id_ = str(rng.integers(2**62))
@@ -48,19 +49,19 @@ def _filled(buffer, steps: int, observation: int = 17, action: int = 6):
 
 
 def _milliseconds(function: Callable[[], object], repeats: int) -> float:
-    """Median over ``repeats`` calls."""
+    """Return the median time of ``repeats`` calls."""
     function()
     return 1e3 * float(np.median([common.seconds(function) for _ in range(repeats)]))
 
 
 def _memory() -> float:
-    """Megabytes of this process that are really in use."""
+    """Return the resident memory of this process in megabytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def _run_with_full_replay() -> tuple[float, int]:
-    """Megabytes that 2,000,000 steps add to a run that has just begun, and that it should take."""
+    """Return how many megabytes a full replay adds to a new run, and how many steps it holds."""
     config = RERPIConfig().environment("dm_control/humanoid-run-v0")
     config.env_runners(num_env_runners=0).learners(num_gpus_per_learner=0)
     config.training(replay_capacity=MANY, train_batch_size=256, updates_per_env_step=0.01)

@@ -1,8 +1,8 @@
-"""Cost of an update against the number of sampled actions N, the action dimensions D and the batch.
+"""How the cost of an update grows with the sampled actions N, the action dimensions D and the batch.
 
 python benchmarks/scaling.py [--json] [--output DIR]
 
-With --output a figure and its numbers, scaling.png and scaling.csv, go to that directory.
+With --output, a figure and its data are written to that directory as scaling.png and scaling.csv.
 """
 
 from __future__ import annotations

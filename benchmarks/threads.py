@@ -1,6 +1,8 @@
-"""What makes several updates cheaper than one by one: the target networks asked for all of them at
-once, then the pieces of the target critic shared between two threads, then critic and policy side by
-side on top; in one run, in turn.
+"""Three ways to make updates cheaper, each added to the ones before and measured in one run, in turn.
+
+First the target networks are evaluated for several updates at once instead of in each update, then
+the evaluation of the target critic is split between two threads, and then the critic and the policy
+take their steps concurrently.
 
 python benchmarks/threads.py [--json]
 """
@@ -25,7 +27,8 @@ CASES = (
     *((COMPACT, 4), (update.SIZES[3], 1), (update.SIZES[3], 4)),
     *((update.SIZES[1], 1), (update.SIZES[2], 1)),
 )
-# Whether the target networks are asked ahead, whether critic and policy learn apart, threads.
+# Whether the target networks are evaluated for several updates at once, whether critic and policy
+# step concurrently, and the number of threads.
 KINDS = {
     "each": (False, False, 1),
     "ahead": (True, False, 1),
@@ -66,7 +69,7 @@ def main() -> None:
     for size, period in CASES:
         runs = {name: _updates(size, period, *kind) for name, kind in KINDS.items()}
         found: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(ROUNDS + 1):  # The first warms up.
+        for _ in range(ROUNDS + 1):  # The first round is a warm-up.
             for name, run in runs.items():
                 found[name].append(1e3 * common.seconds(run) / _calls(size))
         times = {name: statistics.median(values[1:]) for name, values in found.items()}

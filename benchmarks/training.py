@@ -1,8 +1,10 @@
-"""Whole training on cheetah-run, one update per environment step: environment steps a second against
-RLlib's SAC and stable-baselines3's, both with their defaults, and asynchronous against synchronous;
-one update against one of RLlib's SAC, replay included; and the time that `rllib train` needs before
-its first update. Each in a process of its own, in turn, in one run. The SACs get the number of torch
-threads, of 1 and 2, with which they are faster; a synchronous RERPI has one thread.
+"""Whole training on cheetah-run with one update per environment step.
+
+This measures the environment steps per second of RERPI, asynchronous and synchronous, of RLlib's SAC
+and of stable-baselines3's SAC, both with their defaults; the time of one update, including replay
+sampling, of RERPI and of RLlib's SAC; and the time that `rllib train` needs until its first update.
+Each measurement has a process of its own, and they take turns in one run. Each SAC uses one or two
+torch threads, whichever is faster; synchronous RERPI uses one.
 
 python benchmarks/training.py [--json]
 
@@ -61,12 +63,12 @@ def _sac(batch: int = BATCH) -> SACConfig:
 
 
 def _rate(algorithm: Any) -> float:
-    """Environment steps a second, once it learns."""
+    """Return the environment steps per second once learning has started."""
 
     def steps() -> float:
         return algorithm.train()["num_env_steps_sampled_lifetime"]
 
-    # First RERPI makes up for the updates of the steps before learning started.
+    # RERPI first makes the updates that are due for the steps before learning started.
     while (before := steps()) < WARM_UP + 150:
         pass
     started = time.perf_counter()
@@ -100,7 +102,7 @@ def stable_baselines_sac(threads: int) -> float:
 
 
 def rllib_sac_update(batch: int, threads: int) -> tuple[float, int]:
-    """Seconds for replay sampling and one update, and the critics' number of parameters."""
+    """Return the seconds for replay sampling and an update, and the critics' number of parameters."""
     torch.set_num_threads(threads)
     config = _sac(batch)
     config.num_steps_sampled_before_learning_starts = 10**9  # Updates are made by hand.
@@ -137,13 +139,13 @@ def rerpi_update(batch: int) -> tuple[float, int]:
 
 
 def first_update() -> float:
-    """Seconds from the command to the first result with an update."""
+    """Return the seconds from the start of the command to the first result with an update."""
     with tempfile.TemporaryDirectory() as storage:
         command = [Path(sys.executable).with_name("rllib"), "train", "--quiet", "--algo", "RERPI"]
         command += ["--preset", "compact", "--env", ENV, "--storage-path", storage, "--name", "run"]
         command += ["--stop", json.dumps({"updates": 1}), "--num-env-runners", "0"]
         command += ["--set", "min_sample_timesteps_per_iteration=1"]
-        # Otherwise the updates of the steps before learning starts would count too.
+        # Otherwise all updates due for the first 1,000 steps would be included in the time.
         command += ["--set", "num_steps_sampled_before_learning_starts=50"]
         started = time.time()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

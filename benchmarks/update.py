@@ -1,10 +1,10 @@
-"""One learner update: this package's core against a textbook version, against the arithmetic limit,
-and with RLlib's Learner around it; all in one run, in turn.
+"""One learner update of this package's core, compared with three peers in one run, in turn.
 
-The textbook version is the paper's update as one would first write it in torch: state and sampled
-action side by side through the critic, ``torch.distributions`` for densities and KLs, an optimizer
-and a backward pass for each loss. It runs in a process of its own, with the C library's memory
-management as it is: the core's is set for the whole process.
+The peers are a textbook version, the time of the matrix products alone, and the core inside RLlib's
+Learner. The textbook version is the paper's update as one would first write it in torch: state and
+sampled action are concatenated for the critic, ``torch.distributions`` computes densities and KLs,
+and each loss has an optimizer and a backward pass of its own. It runs in a separate process with the
+C library's default memory management, because the core changes that for its whole process.
 
 python benchmarks/update.py [--json]
 """
@@ -43,7 +43,7 @@ SIZES = (
     (17, 6, 256, (256,) * 2, (256,) * 2),
 )
 ACTIONS, ROUNDS = 20, 7
-THREADS = 2  # For all alike.
+THREADS = 2  # The same for all.
 PEERS = {
     "textbook": "the textbook version",
     "limit": "its matrix products alone",
@@ -52,7 +52,7 @@ PEERS = {
 
 
 class Textbook:
-    """The update without any care for speed."""
+    """The update, written without regard to speed."""
 
     def __init__(self, observations: int, actions: int, policy: tuple, critic: tuple) -> None:
         def body(inputs: int, sizes: tuple) -> list[nn.Module]:
@@ -117,7 +117,7 @@ class Textbook:
 
 def config_for(size: tuple) -> RERPIConfig:
     _, _, batch, policy, critic = size
-    # The learner's threads are those of its process and of an EnvRunner that mostly waits for it.
+    # The learner also uses the CPU of the EnvRunner, which mostly waits for it.
     config = RERPIConfig().learners(num_gpus_per_learner=0).env_runners(num_env_runners=1)
     config.updates_per_env_step = 1.0
     return config.training(policy_layers=policy, critic_layers=critic, train_batch_size=batch)
@@ -133,7 +133,7 @@ def networks(size: tuple, config: RERPIConfig) -> tuple[ActorCritic, LearningSet
 
 
 def core(size: tuple, num_actions: int = ACTIONS) -> Callable[[dict[str, np.ndarray]], None]:
-    """Updates of the bare core, as many as a batch has rows for."""
+    """Return a function that makes the updates for a batch with the bare core."""
     config = config_for(size).training(num_action_samples=num_actions).environment("Pendulum-v1")
     set_threads(THREADS)
     keep_freed_memory()
@@ -148,7 +148,7 @@ def core(size: tuple, num_actions: int = ACTIONS) -> Callable[[dict[str, np.ndar
 
 
 def _learner(size: tuple, updates: int) -> Callable[[dict[str, np.ndarray]], None]:
-    """So many updates in one call of RLlib's Learner."""
+    """Return a function that makes ``updates`` updates in one call of RLlib's Learner."""
     rows = size[2]
     learner = config_for(size).build_learner(spaces={DEFAULT_MODULE_ID: spaces(size)})
 
@@ -177,18 +177,18 @@ def random_batch(size: tuple, updates: int = 1) -> dict[str, np.ndarray]:
 
 
 def _limit_seconds(size: tuple) -> float:
-    """All matrix products of an update at the rate of this machine's matrix product."""
+    """Return the time of all matrix products of an update at this machine's fastest rate for one."""
     observations, actions, rows, policy, critic = size
 
     def products(inputs: int, sizes: tuple, outputs: int) -> int:
         return sum(a * b for a, b in itertools.pairwise((inputs, *sizes, outputs)))
 
     def backward(inputs: int, sizes: tuple, outputs: int) -> int:
-        """By the weights of all layers, and by the inputs of all but the first."""
+        """Count the gradients of the weights of all layers and of the inputs of all but the first."""
         return 2 * products(inputs, sizes, outputs) - inputs * sizes[0]
 
     q, pi = (observations + actions, critic, 1), (observations, policy, 2 * actions)
-    # Of sampled actions the state's part of the first layer is computed once.
+    # The state's part of the first layer is computed once for all sampled actions.
     sampled = ACTIONS * (products(*q) - observations * critic[0]) + observations * critic[0]
     multiplications = rows * (
         products(*q) + (products(*q) + backward(*q)) + sampled  # bootstrap, critic, Step 2
@@ -205,7 +205,7 @@ _textbook: dict[tuple, Textbook] = {}
 
 
 def _textbook_seconds(size: tuple, calls: int) -> float:
-    """In a process of its own: several updates."""
+    """Return the time of several textbook updates; call this in a separate process."""
     torch.set_num_threads(THREADS)
     batch = {name: torch.from_numpy(column) for name, column in random_batch(size).items()}
     if size not in _textbook:
@@ -214,7 +214,7 @@ def _textbook_seconds(size: tuple, calls: int) -> float:
 
 
 def _measure(size: tuple, elsewhere) -> dict[str, float]:
-    """Milliseconds for an update, medians of several rounds."""
+    """Return the milliseconds per update: medians over several rounds."""
     calls = max(1, 2560 // size[2])
     batch = random_batch(size, calls)
     own, learner = core(size), _learner(size, calls)
@@ -224,7 +224,7 @@ def _measure(size: tuple, elsewhere) -> dict[str, float]:
         found["textbook"].append(elsewhere.apply(_textbook_seconds, (size, calls)) / calls)
         found["learner"].append(common.seconds(lambda: learner(batch)) / calls)
         found["limit"].append(_limit_seconds(size))
-    # The first round warms up.
+    # The first round is a warm-up.
     return {name: 1e3 * statistics.median(values[1:]) for name, values in found.items()}
 
 

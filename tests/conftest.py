@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("MUJOCO_GL", "disabled")
-# Small tensors: more threads only wait for each other, above all on a machine that is busy.
+# With small tensors, more threads only wait for each other, above all on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-# Ray's workers import environments that tests define.
+# Ray's workers must be able to import the environments that tests define.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
@@ -30,21 +30,21 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def golden_cases(kind: str) -> list:
-    """Every golden file of a kind as a pytest parameter named after the file."""
+    """Return every golden file of a kind as a pytest parameter named after the file."""
     paths = sorted(GOLDEN.glob(f"{kind}_*.json"))
     assert paths, f"no golden files {kind}_*.json in {GOLDEN}"
     return [pytest.param(json.loads(path.read_text()), id=path.stem) for path in paths]
 
 
 def resident_megabytes() -> float:
-    """Memory of this process that is really in use."""
+    """Return the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @pytest.fixture(scope="session")
 def ray_session():
-    """One Ray for all tests that need it; more CPUs than there are, since most processes idle."""
+    """Start one Ray for all tests, with more CPUs than there are, since most processes idle."""
     import ray
 
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -52,7 +52,7 @@ def ray_session():
     ray.shutdown()
 
 
-# Settings that train in moments.
+# With these settings training takes moments.
 SMALL = {
     "policy_layers": [16, 16],
     "critic_layers": [16, 16],
@@ -63,12 +63,12 @@ SMALL = {
     "target_update_period": 20,
     "updates_per_env_step": 0.5,
 }
-# Discrete actions are not sampled: all of them are looked at.
+# Discrete actions are not sampled: all of them are evaluated.
 SMALL_DISCRETE = {key: value for key, value in SMALL.items() if key != "num_action_samples"}
 
 
 def tiny_config(**training):
-    """A configuration that trains in moments; synchronous unless told otherwise."""
+    """Make a configuration that trains in moments, synchronously unless told otherwise."""
     from rerpi_rllib import RERPIConfig
 
     small = SMALL_DISCRETE if training.get("policy") == "categorical" else SMALL

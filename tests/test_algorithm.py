@@ -1,4 +1,4 @@
-"""Training through RLlib: repeatable, in the ratio asked for, in every arrangement of processes."""
+"""Training through RLlib: repeatable, at the given update ratio, in any arrangement of processes."""
 
 import copy
 
@@ -65,7 +65,7 @@ def test_other_ways_of_doing_the_three_steps(settings):
 
 @pytest.mark.parametrize("name", ["MPO", "SVG0", "DDPG"])
 def test_baselines_by_name(name):
-    """As Tune makes them: from the name and the settings that differ."""
+    """Build them as Tune does: from the name and the settings that differ."""
     algorithm = get_trainable_cls(name)
     config = algorithm.get_default_config().update_from_dict(
         {**SMALL, "env": "Pendulum-v1", "num_env_runners": 0}
@@ -145,7 +145,7 @@ def test_other_arrangements(runners, envs, learners):
     )
     algo = config.build_algo()
     try:
-        for _ in range(100):  # However slow the machine is.
+        for _ in range(100):  # Enough iterations even for a slow machine.
             result = algo.train()
             if result["num_updates_lifetime"] > 50:
                 break
@@ -163,7 +163,7 @@ def test_other_arrangements(runners, envs, learners):
 
 
 def test_targets_are_copied_by_the_count_of_updates():
-    """Also when a call makes several updates, and when it ends between two copies."""
+    """This holds when a call makes several updates, and when it ends between two copies."""
     config = tiny_config(target_update_period=20, updates_per_env_step=1)
     algo = config.build_algo()
     try:
@@ -180,7 +180,7 @@ def test_targets_are_copied_by_the_count_of_updates():
 
 
 class _Recorder(gym.Env):
-    """Three-dimensional actions in [0, 10]; keeps what it is given, terminates after 30 steps."""
+    """Records its three-dimensional actions in [0, 10], and terminates after 30 steps."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Box(0.0, 10.0, (3,), np.float32)
@@ -209,9 +209,9 @@ def test_what_the_environment_and_the_replay_get():
         algo.train()
         env = algo.env_runner.env.unwrapped.envs[0].unwrapped
         seen = np.array(env.actions)
-        assert seen.min() == 0.0 and seen.max() == 10.0  # clipped in the environment's units
+        assert seen.min() == 0.0 and seen.max() == 10.0  # clipped, in the environment's units
         stored = algo.replay.sample(5000)
-        assert abs(stored["actions"]).max() > 2.0  # the unclipped sample in normalised units
+        assert abs(stored["actions"]).max() > 2.0  # unclipped, in normalised units
         episode, time = stored["obs"].T.astype(int)
         np.testing.assert_array_equal(stored["new_obs"][:, 0], episode)
         np.testing.assert_array_equal(stored["new_obs"][:, 1], time + 1)
@@ -243,7 +243,7 @@ def test_checkpoint_holds_everything(tmp_path):
     algo.stop()
 
     restored = RERPI.from_checkpoint(path)
-    # The machine that takes a checkpoint over looks for a GPU itself.
+    # The machine that restores a checkpoint looks for a GPU itself.
     assert restored.get_ctor_args_and_kwargs()[0][0]["num_gpus_per_learner"] == "auto"
     try:
         after = restored.learner_group.get_state()["learner"]
@@ -363,7 +363,7 @@ def test_rate_limiter():
     assert limiter.updates_due(limit=1000) == 0
     assert limiter.may_sample(0, 50) and limiter.may_sample(50, 50)
     assert not limiter.may_sample(51, 50)
-    # Another ratio counts from where it begins, neither made up for nor waited for.
+    # A new ratio holds from the restored state on: no updates are made up for, and none waited for.
     for ratio in (0.1, 5.0):
         other = RateLimiter(ratio, learning_starts=100)
         other.set_state(limiter.get_state())
@@ -373,7 +373,7 @@ def test_rate_limiter():
         again = RateLimiter(ratio, learning_starts=100)
         again.set_state(other.get_state())
         assert again.updates_due(limit=1000) == 20 * ratio
-    # Less than an update for each request: asking goes on until one is due.
+    # With less than one update per request, sampling continues until an update is due.
     slow = RateLimiter(0.005, learning_starts=10)
     for _ in range(100):
         slow.updates += slow.updates_due(limit=1000)

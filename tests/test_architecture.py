@@ -1,4 +1,4 @@
-"""The floors of the code: the core knows nothing above it."""
+"""The layers of the code: each imports only the layers below it."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "rerpi_rllib"
 
-# What each floor may import from the package, and packages it must not import at all.
+# What each layer may import from this package, and which other packages it must not import.
 ALLOWED = {
     "core": {"core"},
     "envs": {"envs"},

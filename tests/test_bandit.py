@@ -1,4 +1,4 @@
-"""Appendix C: for one state the decoupled fit is an interpolation, and CMA-ES a special case."""
+"""Appendix C: for one state the decoupled fit is an interpolation, with CMA-ES as a special case."""
 
 import cma
 import numpy as np
@@ -16,7 +16,7 @@ def _quadratic(actions):
 
 
 def _fit_by_gradient(target, actions, weights, alphas):
-    """The core's own Step 3 on a linear policy (of the one state s = 1), run to its optimum."""
+    """Run the core's own Step 3 to its optimum, on a linear policy of the single state s = 1."""
     constraints = [(Constraint(part, part, 0.0, part), alpha) for part, alpha in alphas.items()]
     log_diagonal = target.cholesky.diagonal(dim1=-2, dim2=-1).log()
     parameters = [target.mean.clone(), target.cholesky.tril(-1), log_diagonal.clone()]
@@ -77,13 +77,13 @@ def test_steps_of_zero_and_one():
 
 
 def test_one_generation_of_cma_es():
-    """With its weights and learning rates; rank-one and negative updates off."""
+    """The weights and learning rates are CMA-ES's, without its rank-one and negative updates."""
     start, step = np.array([0.3, -0.2, 1.0, 2.0]), 0.7
     es = cma.CMAEvolutionStrategy(
         start, step, {"seed": 1, "verbose": -9, "popsize": 12, "CMA_active": False,
                       "CMA_rankone": 0},
     )  # fmt: skip
-    # A covariance that is not the identity, from some generations of its own.
+    # After some generations the covariance is no longer the identity.
     for _ in range(5):
         solutions = es.ask()
         es.tell(solutions, [cma.ff.elli(x) for x in solutions])

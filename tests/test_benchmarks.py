@@ -1,4 +1,4 @@
-"""The parts of the benchmarks that need no long run."""
+"""The parts of the benchmarks that can be tested without a long run."""
 
 import importlib
 import json
@@ -14,7 +14,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 @pytest.fixture
 def benchmark(monkeypatch):
-    """Imports one of them by name."""
+    """Return a function that imports a benchmark by its name."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module
 
@@ -54,13 +54,13 @@ def test_learning_table_reads_what_runs_wrote(benchmark, tmp_path, monkeypatch):
     (results / learning.SPEEDS).write_text(json.dumps({"RERPI": 100.0}))
     learning.write_table(results)
     table = (results / "table.md").read_text()
-    # 80 % of the best mean, 850, is 680: reached at 85,000 and at 80,000 steps, 100 steps a second.
+    # 80 % of the best mean, 850, is 680. It is reached at 85,000 and 80,000 steps, at 100 steps/s.
     assert "| RERPI | 2 | 212 (18) | 425 (35) | 850 (71) | 765 (64) | 82,500 | 14 |" in table
     assert "| MPO | 1 | 100 | 200 | 400 | 360 | not in 100,000 |  |" in table
     curve = pd.read_csv(results / "RERPI-cartpole-swingup-1.csv")
     assert curve["greedy_return"].iloc[-1] == 900.0
     assert (results / "learning.png").stat().st_size > 0
-    # What has its CSV is not run again.
+    # A run that has its CSV is not made again.
     monkeypatch.setattr(
         sys, "argv", ["x", "run", "--results", str(results), "--only", "MPO", "--jobs", "1"]
     )

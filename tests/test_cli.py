@@ -1,4 +1,4 @@
-"""The command line as a user types it: nearly every call is a process of its own."""
+"""The command line as a user types it; nearly every call is a process of its own."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def _rllib(*arguments, cwd=ROOT, timeout=300):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished training run: its directory and what it printed."""
+    """Return the directory of a finished training run and what the run printed."""
     storage = tmp_path_factory.mktemp("storage")
     done = _rllib(
         *("train", "--algo", "RERPI", "--env", "Pendulum-v1", "--seed", 1, "--name", "pendulum"),
@@ -64,7 +64,7 @@ def test_a_run_leaves_results_checkpoint_plot_and_the_next_command(run):
 
 
 def _restored_from_python(directory: Path) -> str:
-    """What a process finds that knows nothing but the directory of a checkpoint."""
+    """Restore a run in a new process that knows only its checkpoint; return what it prints."""
     (checkpoint,) = directory.glob("part-1/checkpoint_*")
     code = "import sys; from rerpi_rllib import RERPI; algo = RERPI.from_checkpoint(sys.argv[1]); "
     code += "print(algo.config.env, len(algo.replay))"
@@ -204,7 +204,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(arguments, words, tmp_path, monke
     defaults = ["--env", "Pendulum-v1"] if "--env" not in arguments else []
     algo = ["--algo", "RERPI"] if "--algo" not in arguments else []
     command = ["rllib", "train", *algo, *defaults, *arguments, "--storage-path", tmp_path]
-    # In this process: there are many of them, and starting one takes seconds.
+    # These run in this process: there are many of them, and starting a process takes seconds.
     monkeypatch.setattr(sys, "argv", [str(word) for word in command])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -215,7 +215,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(arguments, words, tmp_path, monke
 
 
 def test_baseline_with_discrete_actions(tmp_path):
-    """Another algorithm and another policy, from the command line to the evaluation."""
+    """Use another algorithm and another policy, from the command line to the evaluation."""
     done = _rllib(
         *("train", "--algo", "MPO", "--env", "CartPole-v1", "--name", "x", "--num-env-runners", 0),
         *("--config", json.dumps(SMALL_DISCRETE), "--set", "policy=categorical", "--quiet"),

@@ -1,4 +1,4 @@
-"""Settings: the paper's by default, refused at once when wrong."""
+"""Settings: the defaults are the paper's, and wrong values are refused at once."""
 
 import numpy as np
 import pytest
@@ -116,7 +116,7 @@ def test_settings_that_do_not_go_together(settings, words):
         config.validate()
 
 
-# A setting that belongs to a choice that was not made; the choices; what the message must name.
+# Settings for a choice that was not made, the choices made, and what the message must name.
 NO_EFFECT = [
     ({"n_step": 3}, "policy_evaluation='td0': set policy_evaluation='nstep'"),
     ({"retrace_lambda": 0.5, "policy_evaluation": "nstep"}, "set policy_evaluation='retrace'"),
@@ -185,9 +185,9 @@ def test_what_has_no_effect_is_refused(settings, words):
     ids=str,
 )
 def test_presets_subclasses_and_copies_may_hold_what_has_no_effect(algorithm, preset, settings):
-    """Sweeps over a choice leave all else at the preset; checkpoints and Tune hold every setting."""
+    """A sweep over a choice keeps the preset's other settings; checkpoints and Tune hold them all."""
     if "weighting" in settings and algorithm in (SVG0Config, DDPGConfig):
-        pytest.skip("There the weights are not used, and so refused.")
+        pytest.skip("Value gradients do not use weights, so a weighting is refused.")
     config = (getattr(algorithm, preset) if preset else algorithm)().training(**settings)
     config.environment("Pendulum-v1").validate()
     algorithm.from_dict(config.to_dict()).validate()
@@ -201,7 +201,7 @@ def test_a_checkpoint_may_hold_the_values_of_an_older_preset(monkeypatch):
     config.validate()
     config.freeze()
     state = config.get_state()
-    monkeypatch.setattr("rerpi_rllib.algorithm.config.PRESETS", ())  # There is no such preset now.
+    monkeypatch.setattr("rerpi_rllib.algorithm.config.PRESETS", ())  # The preset no longer exists.
     with pytest.raises(ValueError, match=r"epsilon_mu=0\.01 has no effect"):
         config.copy(copy_frozen=False).validate()
     restored = AlgorithmConfig.from_state(state)
@@ -271,7 +271,7 @@ def test_networks_of_rllibs_catalog_are_refused():
     config = RERPIConfig().environment("Pendulum-v1").rl_module(model_config={"fcnet_hiddens": [64]})
     with pytest.raises(ValueError, match="policy_layers and critic_layers"):
         config.validate()
-    # A module of the user's may have settings of its own.
+    # A module of the user's own may have settings of its own.
     spec = RLModuleSpec(module_class=type("Own", (RERPITorchRLModule,), {}))
     config.rl_module(rl_module_spec=spec, model_config={"depth": 3}).validate()
 
@@ -302,9 +302,9 @@ def _bundles(**learners):
 
 
 def test_resources():
-    # Nothing here has a GPU: the learner asks for none, one EnvRunner for one CPU.
+    # There is no GPU here: the learner requests none, and the EnvRunner requests one CPU.
     assert _bundles() == [{"CPU": 1}, {"CPU": 1}]
-    # A GPU for the learner in the main process, or for each learner of its own.
+    # A GPU is requested for a learner in the main process, or for each remote learner.
     assert _bundles(num_gpus_per_learner=1)[0] == {"CPU": 1, "GPU": 1}
     bundles = _bundles(num_learners=2, num_gpus_per_learner=1)
     assert sum(bundle.get("GPU", 0) for bundle in bundles) == 2
@@ -316,5 +316,5 @@ def test_learner_takes_a_gpu_when_the_cluster_has_one(monkeypatch):
     monkeypatch.setattr(module.ray, "is_initialized", lambda: True)
     monkeypatch.setattr(module.ray, "cluster_resources", lambda: {"CPU": 8, "GPU": 1})
     assert _bundles()[0] == {"CPU": 1, "GPU": 1}
-    # Not enough for two learners.
+    # One GPU is not enough for two learners.
     assert all("GPU" not in bundle for bundle in _bundles(num_learners=2))

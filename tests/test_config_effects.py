@@ -164,7 +164,7 @@ OTHER_VALUES = {
     "policies_to_train": ["default_policy"],
     "grad_clip_by": "value",
 }
-# Arguments that change nothing, whatever they are; docs/rllib-settings.md says why.
+# Arguments that change nothing, whatever their value; docs/rllib-settings.md says why.
 CANNOT_MATTER = {
     "clip_actions": True,
     "disable_env_checking": True,
@@ -174,7 +174,7 @@ CANNOT_MATTER = {
 
 
 def _arguments():
-    """Yield setter and name of every argument, and whether RLlib calls it deprecated."""
+    """Yield the setter and name of every argument, and whether RLlib has deprecated it."""
     for setter in SETTERS:
         signature = inspect.signature(getattr(AlgorithmConfig, setter))
         for name, parameter in signature.parameters.items():
@@ -183,7 +183,7 @@ def _arguments():
 
 
 def _refused(stack):
-    """All arguments that are refused on a stack."""
+    """Return all arguments that are refused on a stack."""
     config = RERPIConfig()
     if stack == "old":
         config.enable_rl_module_and_learner = config.enable_env_runner_and_connector_v2 = False
@@ -195,7 +195,7 @@ DEPRECATED = sorted({(setter, name) for setter, name, deprecated in _arguments()
 
 
 def _other_value(default):
-    """A value of the same kind as the default, but another one."""
+    """Return another value of the same type as the default."""
     if isinstance(default, bool):
         return not default
     if isinstance(default, (int, float)):
@@ -256,7 +256,7 @@ def test_refused_arguments(stack, setter, name):
     config = RERPIConfig().environment("Pendulum-v1")
     if stack == "old":
         config.api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
-    config.training(grad_clip=1.0)  # An argument that needs it is refused for its own sake.
+    config.training(grad_clip=1.0)  # Then an argument that needs it is refused for its own value.
     default = getattr(config, effects.attribute(config, name))
     _with(setter, name, OTHER_VALUES.get(name, _other_value(default)), config)
     with pytest.raises(ValueError, match=rf"{name}=.* has no effect"):

@@ -1,4 +1,4 @@
-"""The files of configs/: each builds for each of its tasks, and they train."""
+"""The files of configs/: each can be built for each of its tasks, and trains."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from rerpi_rllib.runs.files import CONFIGS
 from rerpi_rllib.runs.settings import Configuration
 
 FILES = sorted(CONFIGS.glob("*.yaml"))
-# Smaller networks and batches, so that two iterations take moments.
+# With smaller networks and batches, two iterations take moments.
 SHORT = {
     **{key: SMALL[key] for key in ("policy_layers", "critic_layers", "train_batch_size")},
     "num_steps_sampled_before_learning_starts": 50,

@@ -1,4 +1,4 @@
-"""A constraint is a value: made once, and everything else follows from it."""
+"""A constraint is defined by one value, from which everything else follows."""
 
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ def test_constraints_of_a_configuration(settings, expected):
 
 @pytest.mark.parametrize("space", [BOX, UNBOUNDED], ids=["bounded", "unbounded"])
 def test_a_multiplier_is_learned_where_its_constraint_is(space):
-    """Otherwise data-parallel learners wait for a gradient that never comes."""
+    """Otherwise data-parallel learners would wait for a gradient that never comes."""
     config = _config(temperature_solver="adam", epsilon_penalty=1e-3)
     nets = build_networks(BOX, space, config.model_config)
     assert ("penalty_temperature" in nets.multipliers) == (space is BOX)
@@ -58,7 +58,7 @@ def test_a_multiplier_is_learned_where_its_constraint_is(space):
 
 
 def _gradients(nets, alpha_mu, alpha_sigma):
-    """Gradients of the mean's and of the covariance's parameters, by name."""
+    """Return the gradients of the policy's parameters by name, for these multipliers."""
     torch.manual_seed(1)
     states, target = torch.randn(16, 3), DiagonalGaussian(torch.zeros(16, 3), torch.ones(16, 3))
     actions, weights = target.sample(20), torch.rand(20, 16)
@@ -90,12 +90,12 @@ def test_one_network_for_all_parts_is_still_to_be_had():
     assert not [name for name, _ in shared.policy.named_parameters() if "covariance" in name]
 
 
-# -- A distribution of one's own: one class, and everything follows. --
+# -- A user's own distribution needs one class; everything else follows. --
 
 
 @dataclass(frozen=True)
 class Tilted(DiagonalGaussian):
-    """Calls its covariance by another name."""
+    """A Gaussian that uses another name for its covariance."""
 
     def hybrids(self, target):
         hybrids = super().hybrids(target)

@@ -41,7 +41,7 @@ def test_weights_are_a_distribution_that_keeps_the_ranking(name, n, b, scale, of
     torch.testing.assert_close(weights.sum(0), torch.ones(b, dtype=q.dtype))
     order = q.argsort(0)
     assert bool((weights.gather(0, order).diff(dim=0) >= -1e-12).all())
-    # Unchanged by an offset, and permuted with the actions.
+    # The weights do not change with an offset, and are permuted with the actions.
     torch.testing.assert_close(WEIGHTINGS[name](q + offset), weights, rtol=1e-6, atol=1e-9)
     permutation = torch.randperm(n)
     torch.testing.assert_close(WEIGHTINGS[name](q[permutation]), weights[permutation])
@@ -195,7 +195,7 @@ def test_small_kl_of_stddev_survives_float32():
 
 @pytest.mark.parametrize("fit", [core.decoupled_fit, core.coupled_fit])
 def test_the_target_policy_is_constant(fit):
-    policies = torch.rand(4, 5, 3, requires_grad=True)  # mean, stddev and the target's
+    policies = torch.rand(4, 5, 3, requires_grad=True)  # The mean and stddev, then the target's.
     names = 2 if fit is core.decoupled_fit else 1
     numbers = [1.0] * names + [0.1] * names
     fitted = fit(torch.randn(7, 5, 3), torch.full((7, 5), 1 / 7), *(policies + 0.5), *numbers)
@@ -228,7 +228,7 @@ def test_targets_by_hand():
     torch.testing.assert_close(
         core.nstep_targets(rewards, discounts, values, 1), torch.tensor([[6.0, 12.0, 3.0, 24.0]])
     )
-    # Two rewards, then the value; cut by the termination of step 2 and by the end of the window.
+    # Two rewards, then the value; cut off by the termination of step 2 and the end of the window.
     torch.testing.assert_close(
         core.nstep_targets(rewards, discounts, values, 2),
         torch.tensor([[1 + 0.5 * 12.0, 2 + 0.5 * 3.0, 3.0, 24.0]]),
@@ -270,7 +270,7 @@ def test_retrace_limits():
         core.retrace_targets(rewards, discounts, values, next_q, on_policy, 0.0),
         core.td_targets(rewards, discounts, values),
     )
-    # On policy, lambda 1, V equal to Q of the action taken: the Monte-Carlo return.
+    # On policy, with lambda 1 and V equal to Q of the action taken, it is the Monte Carlo return.
     discounts[:, -1] = 0.0
     values[:, :-1] = next_q
     returns = torch.zeros(3, dtype=torch.float64)

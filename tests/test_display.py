@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on, on a terminal and in a file."""
+"""What a user sees during a run, on a terminal and in a file."""
 
 import io
 from types import SimpleNamespace

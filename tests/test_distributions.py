@@ -1,4 +1,4 @@
-"""The policies' distributions against torch's own, and against samples."""
+"""The policies' distributions, compared with torch's own and with samples."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def _random(kind, seed, dtype=torch.float64):
 
 
 def _of_torch(p):
-    """The same distribution by torch."""
+    """Return the same distribution as one of torch's."""
     if isinstance(p, DiagonalGaussian):
         return td.Independent(td.Normal(p.mean, p.stddev), 1)
     if isinstance(p, FullGaussian):
@@ -60,7 +60,7 @@ def test_log_prob_and_samples(kind):
     torch.testing.assert_close(p.log_prob(actions), reference.log_prob(actions))
     samples = p.sample(200_000)
     assert samples.shape == (200_000, B, D) and not samples.requires_grad
-    # The mean of a sample's log-density is minus the entropy: it sees mean, width and correlation.
+    # The mean log-density of samples is minus the entropy; it depends on mean, width and correlation.
     expected = reference.log_prob(reference.sample((200_000,))).mean(0)
     torch.testing.assert_close(p.log_prob(samples).mean(0), expected, atol=0.03, rtol=0.01)
     torch.testing.assert_close(samples.mean(0), reference.mean, atol=0.1, rtol=0.02)
@@ -88,7 +88,7 @@ def test_kl_of_a_deterministic_policy_is_that_of_its_mean():
 
 
 def _joint_samples(p, n):
-    """Components and actions of a mixture, and the function that gives their joint log-density."""
+    """Sample pairs (component, action) of a mixture; return the actions and the joint log-density."""
     chosen = td.Categorical(logits=p.logits).sample((n,))
     index = chosen[..., None, None].expand(n, B, 1, D)
     actions = td.Normal(
@@ -105,7 +105,7 @@ def _joint_samples(p, n):
 
 
 def test_kls_of_mixtures_against_samples():
-    """They are those of the pairs (component, action), which bound those of the actions."""
+    """These are the KLs of the pairs (component, action), which bound the KLs of the actions."""
     torch.manual_seed(0)
     target, other = _random(GaussianMixture, 0), _random(GaussianMixture, 1)
     online = GaussianMixture(

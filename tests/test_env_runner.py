@@ -1,4 +1,4 @@
-"""The lean EnvRunner does what RLlib's own does."""
+"""This package's EnvRunner does what RLlib's own does."""
 
 import itertools
 
@@ -16,7 +16,7 @@ from rerpi_rllib.algorithm.env_runner import RERPIEnvRunner, ToEnvUnits
 
 
 class Counting(gym.Env):
-    """Observations count the steps; ends after five, terminated or truncated as asked."""
+    """Observes the number of its steps; ends after five, terminated or truncated as configured."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,))
     action_space = gym.spaces.Box(np.array([0.0, -2.0]), np.array([4.0, 2.0]), dtype=np.float32)
@@ -28,7 +28,7 @@ class Counting(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         self.count[0] = 0.0
-        return self.count, {}  # The same array at every step.
+        return self.count, {}  # Every step returns the same array.
 
     def step(self, action):
         if self.fails and self.count[0] == 3.0:
@@ -118,7 +118,7 @@ def test_a_box_of_actions_with_bounds_on_some_sides_only_is_refused(low, high):
 
     with pytest.raises(ValueError, match=r"ClipAction"):
         _runner(env=HalfBounded)
-    # ClipAction itself leaves the policy without bounds and keeps the environment's.
+    # ClipAction gives the policy an unbounded space and keeps the environment's bounds.
     assert _runner(env=lambda config: gym.wrappers.ClipAction(HalfBounded(config))).sample()
 
 
@@ -133,7 +133,7 @@ def test_a_failing_environment():
 
 
 class FailingOnce(Counting):
-    """Fails at one step of its life, counted over all environments."""
+    """Fails at one step, counted over all environments."""
 
     steps = 0
 
@@ -159,12 +159,12 @@ def test_steps_are_counted_as_they_are_returned(failing_step):
     assert FailingOnce.steps > failing_step
     metrics = runner.get_metrics()
     assert sum(map(len, pieces)) == metrics["num_env_steps_sampled"].peek() >= 30
-    # Whole episodes of five steps, with the pieces that were returned before the failure.
+    # All episodes have five steps, including the pieces that were returned before the failure.
     assert metrics["episode_len_mean"].peek() == 5.0
 
 
 def test_a_failure_keeps_the_metrics_of_episodes_that_ended_before_it():
-    # The episodes begin in the first call, end in the second, and then an environment fails.
+    # The episodes begin in the first call and end in the second; then an environment fails.
     config = tiny_config().environment(FailingOnce, env_config={"failing_step": 13})
     config.fault_tolerance(restart_failed_sub_environments=True)
     config.env_runners(rollout_fragment_length=3, num_envs_per_env_runner=2)

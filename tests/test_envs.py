@@ -1,4 +1,4 @@
-"""Environments: one float32 vector, the right ends of episodes, and clear refusals."""
+"""Environments: observations as one float32 vector, correct ends of episodes, clear refusals."""
 
 import os
 import subprocess

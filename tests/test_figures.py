@@ -1,4 +1,4 @@
-"""Known functions, policy improvement on them, and the figures made of that."""
+"""Known functions, policy improvement on them, and the figures that show it."""
 
 import pandas as pd
 import pytest
@@ -42,5 +42,5 @@ def test_figures_with_their_data(name, tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG") and path.name == f"{name}.png"
     table = pd.read_csv(path.with_suffix(".csv"))
     kinds = table.groupby(["function", "fit", "initial_stddev"]).ngroups
-    assert len(table) == kinds * 2 * 2 and len(said) == kinds  # two seeds, start and one iteration
+    assert len(table) == kinds * 2 * 2 and len(said) == kinds  # Two seeds, two rows each.
     assert set(table["fit"]) == {"decoupled", "coupled"}

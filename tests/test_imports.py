@@ -1,4 +1,4 @@
-"""What importing does and does not do, each in a fresh process."""
+"""What importing does and does not do; each test uses a fresh process."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ assert MPO.get_default_config().__class__ is MPOConfig
 
 
 def test_loading_the_algorithms_changes_neither_environment_nor_threads():
-    # RLlib sets variables of its own when it is imported; they are not ours to judge.
+    # RLlib sets variables of its own when it is imported; this test ignores them.
     code = """
 import os, warnings
 import torch

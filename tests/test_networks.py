@@ -1,4 +1,4 @@
-"""Networks and the loss: shapes, sharing, and which gradients go where."""
+"""Networks and losses: shapes, sharing, and which parameters get which gradients."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def _settings(**kwargs):
 
 
 def rerpi_loss(nets, batch, settings):
-    """The sum of all losses, whose gradient is that of each, and the metrics."""
+    """Return the sum of all losses, each of which moves only its own parameters, and the metrics."""
     losses, metrics = rerpi_losses(nets, batch, settings)
     return torch.stack(list(losses.values())).sum(), metrics
 
@@ -209,7 +209,7 @@ def test_windows_of_one_step_and_cut_steps_are_td0():
         torch.manual_seed(3)
         actual = _window_targets(nets, batch, _settings(policy_evaluation=method))
         torch.testing.assert_close(actual[:, 0], expected)
-    # In longer windows: the last step before the cut, and every step with lambda 0 or n = 1.
+    # In longer windows it holds for the last step before the cut, or for all with lambda 0 or n = 1.
     batch = _windows(lengths=[1, 2, 3, 4, 4, 4])
     one_step = _settings(policy_evaluation="nstep", n_step=1)
     torch.manual_seed(4)
@@ -284,7 +284,7 @@ def test_updates_of_the_critic_alone():
 
 
 def test_the_fit_holds_its_bounds():
-    """The KLs at the target copies, with everything as in a run."""
+    """The KLs at the target copies are within their bounds, with everything as in a run."""
     settings = _settings(epsilon_mu=1e-2, epsilon_sigma=1e-3, target_update_period=100)
     nets, logged = _nets(settings=settings), []
     optimizers = make_optimizers(nets, lr=1e-3, dual_lr=3e-2)
@@ -363,7 +363,7 @@ def test_losses_are_the_same_when_the_targets_are_asked_first(policy, more):
     losses, metrics = rerpi_losses(nets, batch, settings)
     torch.manual_seed(1)
     (asked,) = ask_target_networks(nets, [batch], settings)
-    with torch.no_grad():  # From here on they have no say.
+    with torch.no_grad():  # From here on they must not be used.
         for parameter in (*nets.target_policy.parameters(), *nets.target_critic.parameters()):
             parameter.fill_(torch.nan)
     found, found_metrics = rerpi_losses(nets, asked, settings)
@@ -379,7 +379,7 @@ def test_targets_asked_for_several_updates_at_once():
     assert ["candidates" in batch for batch in asked] == [True, False, True]
     for batch, given in zip(asked, batches):
         assert torch.equal(batch["obs"], given["obs"]) and batch["targets"].shape == (64,)
-        # Other bootstrap actions differ less than the batches do.
+        # Resampling the bootstrap actions changes targets less than the batches differ.
         alone = critic_targets(nets, given, settings)
         torch.testing.assert_close(batch["targets"], alone, atol=0.2, rtol=0.0)
     for i in (0, 2):
@@ -388,7 +388,7 @@ def test_targets_asked_for_several_updates_at_once():
         )
         q_values = nets.target_critic(batches[i]["obs"], asked[i]["candidates"].actions)
         torch.testing.assert_close(asked[i]["candidates"].values["nonparametric"], q_values)
-    # One temperature: the bound holds for all states together.
+    # There is one temperature, so the bound holds for all states together.
     kls = [float(rerpi_losses(nets, asked[i], settings)[1]["kl_nonparametric"]) for i in (0, 2)]
     assert sum(kls) / 2 == pytest.approx(settings.epsilon, rel=1e-4)
 
@@ -406,7 +406,7 @@ def test_discrete_actions_are_weighted_by_their_probabilities(weighting, tempera
     loss, metrics = rerpi_loss(nets, batch, settings)
     if weighting == "exponential" and temperature_solver == "exact":
         assert float(metrics["kl_nonparametric"]) == pytest.approx(1e-3, rel=1e-2)
-    # The loss of the policy is the one of actions drawn by their probabilities, in expectation.
+    # The policy's loss is the expected loss of actions sampled by their probabilities.
     with torch.no_grad():
         p = nets.target_policy(batch["obs"]).logits.softmax(-1)
         q = nets.target_critic(batch["obs"], torch.eye(3)[:, None].expand(3, 16, 3)).T
@@ -495,7 +495,7 @@ def test_quantile_targets_are_those_of_the_next_state_moved_and_scaled():
     discounts = 0.9 * (1 - batch["terminateds"])
     expected = batch["rewards"][:, None] + discounts[:, None] * chosen
     torch.testing.assert_close(targets, expected, atol=1e-4, rtol=1e-4)
-    # Two steps: the sum of both rewards, and the quantiles of the state after them.
+    # Two-step targets are the sum of both rewards and the quantiles of the state after them.
     windows = _windows(size=4, length=2)
     nstep = _window_targets(nets, windows, _family(policy="deterministic", critic="quantile",
         policy_evaluation="nstep", n_step=2, num_bootstrap_samples=1, gamma=0.9)[1])  # fmt: skip
@@ -507,7 +507,7 @@ def test_quantiles_are_learned():
     torch.manual_seed(0)
     head, outputs = QuantileHead(5), torch.zeros(1, 5, requires_grad=True)
     optimizer = torch.optim.Adam([outputs], lr=0.05)
-    samples = 100.0 * torch.rand(1, 10_000)  # Wide, so that the Huber loss is linear.
+    samples = 100.0 * torch.rand(1, 10_000)  # They are wide, so that the Huber loss is linear.
     for _ in range(4000):
         optimizer.zero_grad()
         head.loss(outputs, samples).backward()

@@ -1,4 +1,4 @@
-"""What the package promises to whoever installs it: versions, dependencies, types, files."""
+"""What users who install the package rely on: versions, dependencies, types, files."""
 
 import ast
 import importlib.metadata
@@ -22,7 +22,7 @@ CANDIDATES = [f"3.{minor}" for minor in range(8, 30)]
 
 
 def promised_versions() -> list[str]:
-    """Python versions that ``requires-python`` allows."""
+    """Return the Python versions that ``requires-python`` allows."""
     return [v for v in CANDIDATES if v in SpecifierSet(PROJECT["requires-python"])]
 
 
@@ -33,7 +33,7 @@ def pins() -> dict[str, str]:
 
 
 def requirements(*extras: str) -> dict[str, Requirement]:
-    """What an installation with these extras asks for, by the distribution's name."""
+    """Return the requirements of an installation with these extras, by distribution name."""
     given = list(PROJECT["dependencies"])
     for extra in extras:
         given += PROJECT["optional-dependencies"][extra]
@@ -47,7 +47,7 @@ def requirements(*extras: str) -> dict[str, Requirement]:
 
 
 def imports(node: ast.AST, *, also_in_functions: bool) -> set[str]:
-    """Top-level names of what is imported."""
+    """Return the top-level names of all imported modules."""
     names = set()
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
@@ -60,7 +60,7 @@ def imports(node: ast.AST, *, also_in_functions: bool) -> set[str]:
 
 
 def undeclared(directory: str, *extras: str, also_in_functions: bool = True) -> list[str]:
-    """Third-party imports below a directory that the dependencies and extras do not declare."""
+    """Return third-party imports below a directory that dependencies and extras do not declare."""
     declared = set(requirements(*extras))
     distributions = importlib.metadata.packages_distributions()
     paths = list((ROOT / directory).rglob("*.py"))
@@ -70,7 +70,7 @@ def undeclared(directory: str, *extras: str, also_in_functions: bool = True) -> 
     for path in paths:
         names = imports(ast.parse(path.read_text()), also_in_functions=also_in_functions)
         for name in sorted(names - local - sys.stdlib_module_names):
-            # What is not installed is most likely called what it is imported as.
+            # A distribution that is not installed most likely has the name of its module.
             owners = {canonicalize_name(d) for d in distributions.get(name, [name])}
             if not owners & declared:
                 problems.append(f"{path.relative_to(ROOT)} imports {name} ({', '.join(owners)})")
@@ -87,10 +87,10 @@ def test_the_python_versions_agree_everywhere():
     assert f"Needed: Python {' or '.join(versions)} and" in (ROOT / "README.md").read_text()
     table = re.findall(r"^\| (3\.\d+) \| yes", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
     assert table == versions
-    # The tools check for the oldest version.
+    # The tools are set to the oldest version.
     assert SETTINGS["tool"]["ruff"]["target-version"] == "py" + versions[0].replace(".", "")
     assert SETTINGS["tool"]["mypy"]["python_version"] == versions[0]
-    # And the tests run with one of them.
+    # The tests run with one of the supported versions.
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in versions
 
 
@@ -102,7 +102,7 @@ def test_every_dependency_is_pinned_to_a_version_that_it_allows():
 
 def test_every_import_of_the_package_is_a_dependency():
     assert not undeclared("rerpi_rllib", also_in_functions=False)
-    # What is imported within a function may also come from the extra that the feature needs.
+    # Imports within a function may also come from the extra that the feature needs.
     assert not undeclared("rerpi_rllib", "search")
 
 
@@ -120,7 +120,7 @@ def test_an_undeclared_import_is_noticed():
 
 
 def test_what_is_installed_is_typed_and_has_the_version_of_the_source():
-    """Setuptools itself says what it would put into a wheel."""
+    """Ask setuptools itself what it would put into a wheel."""
     script = """
 from setuptools import Distribution
 distribution = Distribution({"script_name": "setup.py"})
@@ -158,6 +158,6 @@ def test_pre_commit_runs_what_make_lint_runs():
     configuration = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     hooks = [hook for repo in configuration["repos"] for hook in repo["hooks"]]
     assert [hook["entry"] for hook in hooks] == expected
-    # Nothing is downloaded, and each command looks at the whole project.
+    # Nothing is downloaded, and each command checks the whole project.
     assert all(repo["repo"] == "local" for repo in configuration["repos"])
     assert all(h["language"] == "system" and not h["pass_filenames"] for h in hooks)

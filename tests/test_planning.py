@@ -1,4 +1,4 @@
-"""What `rllib train` is to do, without a command line: files, options, resumed runs."""
+"""How `rllib train` decides what to run: files, options, resumed runs."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The replay: right neighbours, right flags, uniform, small, and the same after a restart."""
+"""The replay: transitions, flags, uniform sampling, memory, and restored checkpoints."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from rerpi_rllib.core.settings import LearningSettings
 
 
 def _episode(start: float, length: int, observation_size=2, action_size=1):
-    """Observations, actions, rewards and log-probabilities that all tell their time step."""
+    """Make observations, actions, rewards and log-probabilities that all encode their time step."""
     times = start + np.arange(length + 1, dtype=np.float32)
     return {
         "observations": np.repeat(times[:, None], observation_size, axis=1),
@@ -29,7 +29,7 @@ def _add(buffer, episode_id, start, length, *, terminated=False, done=True):
 
 
 def _check(batch):
-    """Every sampled row is one transition of one time step."""
+    """Check that every sampled row is a transition of a single time step."""
     time = batch["obs"][:, 0]
     np.testing.assert_array_equal(batch["new_obs"][:, 0], time + 1)
     np.testing.assert_array_equal(batch["actions"][:, 0], time + 0.25)
@@ -80,7 +80,7 @@ def test_interleaved_environments_keep_their_lanes():
             _add(buffer, f"env{env}", 1000 * env + 7 * piece, 7, done=piece == 9)
     assert len(buffer) == 210
     _check(buffer.sample(2000))
-    # No row was spent on the seams between pieces.
+    # No row was wasted between the pieces of an episode.
     windows = buffer.sample_sequences(300, 70)
     assert windows["loss_mask"].sum(axis=1).max() == 70
 
@@ -125,7 +125,7 @@ def test_an_episode_longer_than_the_buffer():
 
 
 def _times(windows):
-    """The time steps of a batch of windows, with -1 where there is no step."""
+    """Return the time steps of a batch of windows, with -1 where there is no step."""
     return np.where(windows["loss_mask"], windows["obs"][:, :-1, 0], -1.0)
 
 
@@ -150,7 +150,7 @@ def test_windows_hold_neighbouring_steps():
 
 def test_a_row_without_a_step_is_between_two_episodes_of_a_window():
     buffer = ReplayBuffer(60, 2, 1, num_lanes=2, seed=0)
-    for number in range(40):  # The rings are full, and have overwritten beginnings of episodes.
+    for number in range(40):  # The full rings have overwritten the beginnings of episodes.
         _add(buffer, str(number), 1000 * number, 1 + number % 9)
     windows = buffer.sample_sequences(5000, 8)
     mask, times = windows["loss_mask"], _times(windows)
@@ -177,7 +177,7 @@ def test_every_stored_step_is_equally_likely_in_windows(capacity, lanes):
     times = _times(buffer.sample_sequences(200_000 // 8, 8))
     _, counts = np.unique(times[times >= 0], return_counts=True)
     assert len(counts) == len(buffer)
-    # The eight steps of a window come together, so a count varies as one of whole windows does.
+    # The eight steps of a window come together, so a count varies like a count of whole windows.
     expected = counts.mean()
     assert abs(counts - expected).max() < 5 * np.sqrt(expected)
     assert np.square(counts - expected).sum() / expected / len(counts) < 1.5
@@ -188,7 +188,7 @@ def test_windows_have_hardly_any_padding(length):
     buffer = _pieces(length, capacity=200_000)
     mask = buffer.sample_sequences(20_000, 8)["loss_mask"]
     assert mask.mean() == pytest.approx(length / (length + 1), abs=0.01)
-    # All places of a window are alike.
+    # All positions in a window are padded equally often.
     np.testing.assert_allclose(mask.mean(axis=0), mask.mean(), atol=0.02)
 
 
@@ -206,7 +206,7 @@ def test_targets_of_a_window_with_two_episodes_are_those_of_each(policy_evaluati
     settings = model_settings(vars(config))
     networks = {key: settings[key] for key in ("policy", "critic")}
     nets = ActorCritic(2, 1, **networks, clip_actions=True)
-    # A narrow policy: values have hardly any noise, and actions near its mean are likely.
+    # With a narrow policy, values have hardly any noise, and actions near its mean are likely.
     for parameter in nets.target_policy.parameters():
         parameter.data.zero_()
     nets.target_policy.stddev.bias.data.fill_(-6.9)
@@ -265,7 +265,7 @@ def _filled(capacity, lanes):
 def test_restored_buffer_samples_the_same(tmp_path, capacity, way):
     buffer = _filled(capacity, 2)
     restored = ReplayBuffer(capacity, 2, 1, num_lanes=2, seed=99)
-    for number in range(40):  # Nothing of this may stay.
+    for number in range(40):  # None of this may remain.
         _add(restored, f"before-{number}", 50_000, 40)
     if way == "memory":
         restored.set_state(buffer.get_state())

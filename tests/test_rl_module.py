@@ -1,4 +1,4 @@
-"""The module as other RLlib users know it: action distributions, and layers of their own."""
+"""The module as RLlib users expect it: action distributions, and layers of their own."""
 
 import gymnasium as gym
 import numpy as np
@@ -30,7 +30,7 @@ def _module(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_script_written_for_another_algorithm_samples_actions(policy):
-    """What RLlib's own examples do with SAC or PPO."""
+    """Do what RLlib's own examples do with SAC or PPO."""
     module = _module(policy)
     batch = {"obs": torch.randn(5, 4)}
     outputs = module.forward_inference(batch)
@@ -66,7 +66,7 @@ def test_the_inputs_are_those_of_rllibs_own_distributions(policy, kind):
 
 
 class _WithEncoder(RERPITorchRLModule):
-    """Has a layer beside the networks of this package, in front of them."""
+    """Has a trainable layer in front of the networks of this package."""
 
     def setup(self):
         super().setup()

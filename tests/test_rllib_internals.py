@@ -304,14 +304,14 @@ INTERNALS: tuple[Internal, ...] = (
 
 
 def markdown_table() -> str:
-    """The table of the page, as Markdown."""
+    """Return the table of the page as Markdown."""
     rows = ["| Name | Where Ray defines it | Used by | Why |", "| --- | --- | --- | --- |"]
     rows += [f"| `{i.name}` | `{i.owner}` | {i.used_by} | {i.why} |" for i in INTERNALS]
     return "\n".join(rows)
 
 
 def resolve(path: str) -> object:
-    """The module or class with this dotted path."""
+    """Return the module or class with this dotted path."""
     module, _, attribute = path.rpartition(".")
     if attribute[0].isupper():
         return getattr(importlib.import_module(module), attribute)
@@ -323,7 +323,7 @@ def is_private(name: str) -> bool:
 
 
 def members_in_source(node: ast.ClassDef) -> set[str]:
-    """Private names that a class defines: in its body, or by setting them on ``self``."""
+    """Return the private names that a class defines in its body or sets on ``self``."""
     names = {child.name for child in node.body if isinstance(child, ast.FunctionDef)}
     for child in ast.walk(node):
         if (
@@ -343,7 +343,7 @@ def members_in_source(node: ast.ClassDef) -> set[str]:
 
 @functools.cache
 def private_members(owner: type) -> frozenset[str]:
-    """Private names that a class of Ray defines itself, without those of its bases."""
+    """Return the private names that a class of Ray defines itself, without those of its bases."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
     assert isinstance(node, ast.ClassDef)
     return frozenset({name for name in vars(owner) if is_private(name)} | members_in_source(node))
@@ -351,13 +351,13 @@ def private_members(owner: type) -> frozenset[str]:
 
 @functools.cache
 def trees() -> dict[Path, ast.Module]:
-    """Every source file of this project but for this one."""
+    """Parse every source file of this project except this one."""
     paths = [p for d in SOURCES for p in sorted((ROOT / d).rglob("*.py")) if p != Path(__file__)]
     return {path: ast.parse(path.read_text()) for path in paths}
 
 
 def accesses(tree: ast.AST) -> Iterator[tuple[str, int, str]]:
-    """Private names that are read, written, defined or imported: name, line, and the receiver."""
+    """Yield private names that are read, written, defined or imported, with line and receiver."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             value = node.value.func if isinstance(node.value, ast.Call) else node.value
@@ -389,7 +389,7 @@ def accesses(tree: ast.AST) -> Iterator[tuple[str, int, str]]:
 
 @functools.cache
 def own_names() -> frozenset[str]:
-    """Private names that this project defines and its classes do not inherit from Ray."""
+    """Return private names that this project defines and its classes do not inherit from Ray."""
     names: set[str] = set()
     for path, tree in trees().items():
         bases = {node: ray_bases(cls) for node, cls in classes_derived_from_ray(path)}
@@ -402,14 +402,14 @@ def own_names() -> frozenset[str]:
 
 @functools.cache
 def own_functions() -> frozenset[str]:
-    """Functions of this project's modules, which are called as ``module._function``."""
+    """Return the functions of this project's modules, which are called as ``module._function``."""
     bodies = [node for tree in trees().values() for node in tree.body]
     return frozenset(node.name for node in bodies if isinstance(node, ast.FunctionDef))
 
 
 @functools.cache
 def classes_derived_from_ray(path: Path) -> tuple[tuple[ast.ClassDef, type], ...]:
-    """The classes of a file of the package that have one of Ray's among their bases."""
+    """Return the classes of a file of the package that derive from one of Ray's."""
     if path.relative_to(ROOT).parts[0] != "rerpi_rllib" or path.name == "__main__.py":
         return ()
     nodes = [node for node in trees()[path].body if isinstance(node, ast.ClassDef) and node.bases]
@@ -428,7 +428,7 @@ def ray_bases(cls: type) -> list[type]:
 
 @functools.cache
 def names_in_ray() -> frozenset[str]:
-    """Private names that RLlib and Tune define anywhere."""
+    """Return all private names that RLlib and Tune define anywhere."""
     package = Path(ray.__file__).parent
     definition = re.compile(r"def (_[a-zA-Z]\w*)\(|self\.(_[a-zA-Z]\w*)(?::[^=\n]+)? = ")
     names: set[str] = set()
@@ -442,7 +442,7 @@ def names_in_ray() -> frozenset[str]:
 
 @functools.cache
 def uses() -> dict[str, tuple[str, ...]]:
-    """Private names of Ray that this project uses, each with the places that use it.
+    """Return the private names of Ray that this project uses, each with the places that use it.
 
     In a class derived from one of Ray's, ``self``, ``cls`` and ``super()`` are looked up in Ray's
     classes. Everywhere else a name counts if Ray defines it and this project does not.

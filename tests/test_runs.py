@@ -1,4 +1,4 @@
-"""Reading runs: what counts as a result of which run."""
+"""Reading runs: which results count, and to which run they belong."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from rerpi_rllib.runs.settings import RunSettings
 
 
 def _write(directory, rows, *, interval=None, **settings):
-    """A run's directory; rows are (env steps, return, greedy return or None)."""
+    """Write a run's directory; rows are (env steps, return, greedy return or None)."""
     RunSettings(**{"env": "Pendulum-v1", "stop": {"env_steps": 300}, **settings}).save(directory)
     lines = []
     for iteration, (steps, value, greedy) in enumerate(rows, start=1):
@@ -64,7 +64,7 @@ def test_parts_come_in_the_order_of_their_results_in_a_copy_too(tmp_path):
         (run / part).mkdir()
         (run / part / "result.json").write_text(json.dumps(result) + "\n")
     for age, path in enumerate(sorted(run.glob("**/result.json"), reverse=True)):
-        os.utime(path, (age, age))  # The newest part has the oldest file.
+        os.utime(path, (age, age))  # The newest part has the oldest file time.
     assert load_run(run).curves["return"].tolist() == [1, 2, 3, 4]
 
 

@@ -1,4 +1,4 @@
-"""Statistics against their definitions and against values known beforehand."""
+"""Statistics, compared with their definitions and with known values."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_the_interval_of_a_mean_is_the_known_one():
 
 
 def test_resampling_stays_within_each_task():
-    # Each task's runs agree: whatever is drawn, nothing changes.
+    # All runs of a task have the same score, so resampling changes nothing.
     scores = np.tile([1.0, 5.0, 100.0, 7.0], (6, 1))
     assert bootstrap_interval(interquartile_mean, scores) == (6.0, 6.0)
     assert bootstrap_interval(probability_of_improvement, scores, scores + 1, resamples=50) == (0, 0)

@@ -1,4 +1,4 @@
-"""Sweeps: what they run, and that neither a crash nor a broken trial costs more than itself."""
+"""Sweeps: what they run, and that a crash or a broken trial does not affect other trials."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from rerpi_rllib.sweeps.sweep import Sweep, load
 
 
 def _write(directory: Path, **sweep) -> Path:
-    """A sweep on Pendulum that takes moments."""
+    """Write a sweep on Pendulum that takes moments."""
     base = {
         "env": "Pendulum-v1",
         "config": {
@@ -110,7 +110,7 @@ def test_a_killed_sweep_goes_on_and_a_broken_trial_stops_no_other(tmp_path):
     finished = tmp_path / "tiny" / ended[1]
     results = finished / "result.json"
     while not results.exists() or len(results.read_text().splitlines()) < 2:
-        time.sleep(0.1)  # Tune copies the results of a trial when it has ended.
+        time.sleep(0.1)  # Tune copies the results of a trial when the trial has ended.
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = results.read_text()
@@ -131,7 +131,7 @@ def test_a_killed_sweep_goes_on_and_a_broken_trial_stops_no_other(tmp_path):
 
 @pytest.fixture(scope="module")
 def sweep_directory(tmp_path_factory, ray_session):
-    """A finished sweep with two variants and two tasks."""
+    """Return the directory of a finished sweep with two variants and two tasks."""
     directory = tmp_path_factory.mktemp("sweep")
     path = _write(
         directory,

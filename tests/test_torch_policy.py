@@ -1,4 +1,4 @@
-"""RLlib's old API stack: the same algorithm, and what users of that stack expect of a policy."""
+"""RLlib's old API stack: the same algorithm, with what users of that stack expect of a policy."""
 
 import gymnasium as gym
 import numpy as np
@@ -30,7 +30,7 @@ def old(config):
 
 @pytest.fixture
 def build():
-    """Builds algorithms and stops them all at the end."""
+    """Return a function that builds algorithms, which are all stopped at the end."""
     built = []
 
     def make(config):
@@ -50,7 +50,7 @@ VARIANTS = [
 
 
 def _both(build, **settings):
-    """Learner and policy with the same weights, which differ from their targets', and a batch."""
+    """Return a learner and a policy with equal weights, different from the targets', and a batch."""
     algo = build(tiny_config(**settings))
     for _ in range(2):
         algo.train()
@@ -104,7 +104,7 @@ def test_both_stacks_have_the_same_losses_kls_and_gradients(build, settings):
 
 
 def test_both_stacks_are_the_same_after_many_updates(build):
-    """Over several target copies, with policy steps and moves of the multipliers now and then."""
+    """The updates include several target copies and steps of the policy and the multipliers."""
     learner, policy, _ = _both(build, policy_update_period=2, target_update_period=10)
     assert torch.equal(nets_of(learner).num_updates, policy.model.nets.num_updates)
     for group in policy._optimizers:
@@ -136,7 +136,7 @@ def test_both_stacks_are_the_same_after_many_updates(build):
 
 
 class _OwnPolicy(RERPITorchPolicy):
-    """Other rewards, in the loss."""
+    """Uses other rewards in its loss."""
 
     def loss(self, model, dist_class, train_batch, *args, **kwargs):
         changed = {**train_batch, "rewards": torch.full_like(train_batch["rewards"], 100.0)}
@@ -173,14 +173,14 @@ def test_training_keeps_the_ratio_and_fills_the_replay(build, runners):
 
 
 def test_both_stacks_record_the_same_kind_of_data(build):
-    """Episodes are cut where they end, log-densities are those of the actions taken."""
+    """Episodes end where they should, and log-densities are those of the actions taken."""
     for config in (tiny_config(), old(tiny_config())):
         algo = build(config)
         algo.train()
         windows = algo.replay.sample_sequences(200, 8)
         mask = windows["loss_mask"]
         assert not mask.all() and not windows["terminateds"][mask].any()
-        # Pendulum's observation is (cos, sin, velocity): within a window it moves by small steps.
+        # Pendulum's observation is (cos, sin, velocity), which changes little from step to step.
         moves = np.abs(np.diff(windows["obs"][..., :2], axis=1))[mask]
         assert moves.max() < 0.5
         assert np.isfinite(windows["action_logp"]).all() and windows["action_logp"].std() > 0
@@ -247,7 +247,7 @@ def test_other_algorithms_and_discrete_actions(build):
 
 
 def test_learning_may_start_late(build):
-    """RLlib takes a hundred training steps without a result for failures."""
+    """RLlib considers a hundred training steps without a result a failure."""
     config = old(tiny_config(num_steps_sampled_before_learning_starts=2500))
     config.env_runners(rollout_fragment_length=10)
     result = build(config.reporting(min_sample_timesteps_per_iteration=2600)).train()

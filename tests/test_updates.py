@@ -1,4 +1,4 @@
-"""Updates: what each does by its number, and that in several threads they do the same as in one."""
+"""Updates: what each does depends on its number, and several threads give the same result as one."""
 
 import threading
 
@@ -31,7 +31,7 @@ def one_thread_afterwards():
 
 def test_work_is_shared_and_results_come_in_order():
     threads_module.set_threads(3)
-    together = threading.Barrier(3, timeout=30)  # Breaks unless three threads come.
+    together = threading.Barrier(3, timeout=30)  # It breaks unless three threads arrive.
 
     def square(x):
         if x < 3:
@@ -75,7 +75,7 @@ SPACES = {
 
 
 def _learner(num_env_runners: int, policy: str = "categorical", **settings) -> RERPITorchLearner:
-    # With a categorical policy nothing in the updates is random: all actions are looked at.
+    # With a categorical policy nothing in the updates is random: all actions are evaluated.
     config = tiny_config(policy=policy, target_update_period=6, policy_update_period=2)
     config.env_runners(num_env_runners=num_env_runners).learners(num_gpus_per_learner=0)
     config.update_from_dict(settings)
@@ -120,7 +120,7 @@ def test_critic_and_policy_learn_the_same_side_by_side(monkeypatch):
 
 
 class _OwnLearner(RERPITorchLearner):
-    """Other rewards, seen by RLlib's steps."""
+    """Uses other rewards in the steps that RLlib takes."""
 
     def _update(self, batch, **kwargs):
         columns = batch[DEFAULT_MODULE_ID]
@@ -190,7 +190,7 @@ def _settings(target_update_period, policy_update_period, schedule="late"):
 
 
 def _run_side_by_side(monkeypatch, thread, nets, settings, rows, critic_step, policy_step):
-    """Updates of one row each whose steps are the given functions."""
+    """Make updates of one row each, with the given functions as the steps."""
     monkeypatch.setattr(updates_module, "critic_step", lambda nets, batch, *_: critic_step(batch))
     monkeypatch.setattr(updates_module, "policy_step", lambda nets, batch, *_: policy_step(batch))
     how = {"optimizers": {}, "policy_thread": thread, "ask_ahead": False}
@@ -203,7 +203,7 @@ def test_targets_are_copied_when_the_policy_is_through(monkeypatch):
 
     def critic_step(batch):
         seen.append(("critic", nets.copies))
-        if len(seen) >= 4:  # The whole first period, before a step of the policy.
+        if len(seen) >= 4:  # The critic is through the first period.
             first_updates_done.set()
         return {"critic_loss": torch.zeros(())}
 
@@ -221,7 +221,7 @@ def test_targets_are_copied_when_the_policy_is_through(monkeypatch):
         *[("policy", 0)] * 2,
         *[("policy", 1)] * 2,
     ]
-    # The first period's steps were the fifth and sixth things to be seen.
+    # The policy's steps of the first period were seen fifth and sixth.
     assert means["kl_mu_at_target_update"] >= (6 + 7) / 2
 
 
@@ -234,14 +234,14 @@ def test_what_is_prepared_together_has_no_copy_in_between(monkeypatch):
         return [{**batch, "copies": nets.copies} for batch in batches]
 
     def step(batch):
-        assert batch["copies"] == nets.copies  # Not older than the last copy.
+        assert batch["copies"] == nets.copies  # It was prepared after the last copy.
         seen.append((batch["rewards"].tolist(), batch["plan"].improve_policy))
         return {"critic_loss": torch.zeros(())}
 
     monkeypatch.setattr(updates_module, "ask_target_networks", ask)
     for rows in (torch.arange(6.0), torch.arange(6.0, 22.0)):
         run_updates(nets, _settings(4, 2), {"rewards": rows}, 2, step=step)
-    # Three minibatches at once at most, in periods of four.
+    # At most three minibatches are prepared at once, in target periods of four.
     assert [len(flags) for flags in prepared] == [3, 1, 3, 1, 3]
     assert [flag for flags in prepared for flag in flags] == [flag for _, flag in seen]
     assert [row for rows, _ in seen for row in rows] == list(range(22))
@@ -284,7 +284,7 @@ def test_nothing_goes_on_after_an_error(monkeypatch, who):
     with pytest.raises(ArithmeticError, match=who):
         _run_side_by_side(monkeypatch, thread, nets, _settings(1000, 1), 100, *steps)
     before = len(improved)
-    thread.submit(lambda: None).result()  # Comes after what is waiting there.
+    thread.submit(lambda: None).result()  # This runs after whatever still waits there.
     assert len(improved) == before and nets.copies == 0
 
 
