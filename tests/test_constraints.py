@@ -133,3 +133,21 @@ def test_settings_of_the_core_are_those_of_the_configuration():
     config = _config(epsilon_mu=0.3, multiplier_schedule="always")
     settings = LearningSettings(**config.model_config["learning"])
     assert settings.bounds["mu"] == 0.3 and settings.constraints()[0].schedule == "always"
+
+
+def test_bounds_of_each_dimension_have_a_scale_of_their_own():
+    mean = torch.zeros(16, 2, requires_grad=True)
+    target = DiagonalGaussian(torch.zeros(16, 2), torch.ones(16, 2))
+    torch.manual_seed(0)
+    actions, weights = target.sample(20), torch.rand(20, 16)
+    gradients = []
+    for other in (1.0, 100.0):
+        constraints = [
+            (Constraint(part, part, 1e-2, part, per_dimension=True), torch.tensor([1.0, other]))
+            for part in ("mu", "sigma")
+        ]
+        online = DiagonalGaussian(mean, torch.ones(16, 2))
+        fit = fit_policy("decoupled", online, target, actions, weights, constraints)
+        gradients.append(torch.autograd.grad(fit.scaled_loss, mean)[0])
+    assert torch.equal(gradients[0][:, 0], gradients[1][:, 0])
+    assert not torch.equal(gradients[0][:, 1], gradients[1][:, 1])

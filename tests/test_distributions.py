@@ -161,7 +161,7 @@ def test_cross_entropy_is_the_weighted_log_density_with_its_gradient(kind):
     p = _random(kind, 0)
     parameters = [t.requires_grad_() for t in vars(p).values()]
     actions, weights = p.sample(10), torch.rand(10, B).double()
-    loss = p.cross_entropy(actions, weights)
+    loss = p.cross_entropy(actions, weights).sum()
     expected = -(weights * _of_torch(p).log_prob(actions)).sum(0).mean()
     torch.testing.assert_close(loss, expected)
     for a, b in zip(torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters)):

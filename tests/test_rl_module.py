@@ -1,5 +1,7 @@
 """The module as RLlib users expect it: action distributions, and layers of their own."""
 
+import pickle
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -71,9 +73,10 @@ class _WithEncoder(RERPITorchRLModule):
     def setup(self):
         super().setup()
         self.encoder = torch.nn.Linear(4, 4)
+        self.nets.inner = torch.nn.Linear(4, 4)
 
     def _forward_train(self, batch, **kwargs):
-        encoded = {key: self.encoder(batch[key]) for key in ("obs", "new_obs")}
+        encoded = {key: self.nets.inner(self.encoder(batch[key])) for key in ("obs", "new_obs")}
         return super()._forward_train({**batch, **encoded}, **kwargs)
 
 
@@ -105,3 +108,15 @@ def test_a_layer_of_the_users_learns():
     data = MultiAgentBatch({DEFAULT_MODULE_ID: SampleBatch(columns)}, rows)
     learner.update(training_data=TrainingData(batch=data), minibatch_size=32)
     assert not torch.equal(module.encoder.weight, before)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_samples_with_gradients_and_copies_of_a_module(policy):
+    module = pickle.loads(pickle.dumps(_module(policy)))
+    inputs = module.forward_inference({"obs": torch.randn(5, 4)})["action_dist_inputs"]
+    distribution = module.get_train_action_dist_cls().from_logits(inputs.requires_grad_())
+    if not POLICIES[policy].is_reparameterizable:
+        with pytest.raises(TypeError, match="gradients"):
+            distribution.rsample()
+    else:
+        assert distribution.rsample(sample_shape=(2,)).requires_grad

@@ -276,8 +276,8 @@ class RERPIConfig(AlgorithmConfig):
             num_action_samples: actions per state in Step 2 (the paper's N).
             num_bootstrap_samples: actions averaged in the bootstrap of Step 1.
             target_update_period: learner updates between two copies to the target networks.
-            policy_update_period: do Steps 2 and 3 in every so many-th update only; the critic learns
-                in each. They cost several times as much as the critic's step.
+            policy_update_period: updates between two steps of the policy (Steps 2 and 3), which cost
+                several times as much as the critic's step; the critic learns in each update.
             dual_lr: learning rate of the multipliers' logarithms.
             replay_capacity: steps kept.
             updates_per_env_step: ratio of learning to acting; None lets both run free.
@@ -289,7 +289,7 @@ class RERPIConfig(AlgorithmConfig):
                 its one stack of hidden layers, as the paper does; then a step of the mean moves the
                 covariance, too.
             initial_stddev: the policy's standard deviation before training, where actions are
-                normalised to [-1, 1]; of a "deterministic" policy for ever.
+                normalised to [-1, 1]; a "deterministic" policy keeps it.
             **kwargs: the bounds ``epsilon_<part>`` of other policies in ``POLICIES``, and settings of
                 RLlib's own, such as ``lr``, ``gamma`` and ``train_batch_size_per_learner``.
         """
@@ -310,11 +310,10 @@ class RERPIConfig(AlgorithmConfig):
 
     @override(AlgorithmConfig)
     def get_state(self) -> dict[str, Any]:
-        """Return RLlib's state, from which algorithms are built and restored, with two additions.
+        """Return RLlib's state, from which algorithms are built, with the settings of value -1.
 
-        RLlib leaves out the settings of value -1, which it takes for deprecated ones; then a wrong
-        value would silently become the default. And the state of a frozen configuration, which is
-        that of a checkpoint, tells which values were accepted: presets may change until it is read.
+        RLlib leaves them out, because it takes them for deprecated ones; then a wrong value would
+        silently become the default.
         """
         default = vars(type(self)())
         wrong = {
@@ -322,10 +321,18 @@ class RERPIConfig(AlgorithmConfig):
             for key, value in vars(self).items()
             if checks.is_number(value) and value == DEPRECATED_VALUE and default.get(key) != value
         }
-        state = {**super().get_state(), **wrong}
-        if self._is_frozen:
-            state["_accepted_settings"] = dependent_settings(self)
-        return state
+        return {**super().get_state(), **wrong}
+
+    @override(AlgorithmConfig)
+    def freeze(self) -> None:
+        """Freeze the configuration of an algorithm, whose values have been accepted.
+
+        Checkpoints and copies carry them, so that they are valid with other presets, too, and when
+        one of the settings is changed.
+        """
+        if not self._is_frozen:
+            self._accepted_settings = dependent_settings(self)
+        super().freeze()
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
@@ -385,7 +392,7 @@ class RERPIConfig(AlgorithmConfig):
                 f"target_update_period={self.target_update_period} with policy_update_period="
                 f"{self.policy_update_period} leaves less than two steps of the policy between two "
                 "target copies, so that the bounds on its KL never act: target_update_period must "
-                "be at least twice policy_update_period, or fit 'unconstrained'."
+                "be at least twice policy_update_period, or fit='unconstrained'."
             )
         for key, value, other, refused in _not_together():
             if getattr(self, key) == value and getattr(self, other) in refused:
@@ -401,12 +408,12 @@ class RERPIConfig(AlgorithmConfig):
         if (
             self.weighting == "identity"
             and self.epsilon_penalty is not None
-            and self.policy != "categorical"
+            and not POLICIES[self.policy].is_discrete
             and self.fit != "value_gradient"
         ):
             self._value_error(
                 f"epsilon_penalty={self.epsilon_penalty} is not allowed with weighting='identity': "
-                "the two kinds of weights have no common scale."
+                "the two kinds of weights have no common scale. Set epsilon_penalty=None."
             )
         env_spec = gym.registry.get(self.env) if isinstance(self.env, str) else None
         if (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from rerpi_rllib.algorithm.networks import act, build_networks
 from rerpi_rllib.core.losses import rerpi_losses
 from rerpi_rllib.core.policies import Distribution, Policy
+from rerpi_rllib.core.policies.gaussian import Gaussian
 from rerpi_rllib.core.settings import LearningSettings
 
 TOTAL_LOSS = "total_loss"
@@ -32,7 +34,8 @@ class ActionDistribution(RLlibDistribution):
     @classmethod
     @torch.no_grad()
     def of(cls, policy: Policy) -> type[ActionDistribution]:
-        example = policy(torch.zeros(1, policy.observation_size))
+        device = next(policy.parameters()).device
+        example = policy(torch.zeros(1, policy.observation_size, device=device))
         return type(cls.__name__, (cls,), {"policy": policy, "example": example})
 
     def __init__(self, distribution: Distribution, greedy: bool = False) -> None:
@@ -50,16 +53,20 @@ class ActionDistribution(RLlibDistribution):
         return type(self)(self.distribution, greedy=True)
 
     def sample(self, *, sample_shape: Any = None, **kwargs: Any) -> Tensor:
-        if self.greedy:
-            actions = self.distribution.mode
-            actions = actions.expand(*(sample_shape or ()), *actions.shape)
-        else:
-            count = int(torch.Size(sample_shape or ()).numel())
-            actions = self.distribution.sample(count)
-            actions = actions.view(*(sample_shape or ()), *actions.shape[1:])
-        return self.policy.decode_actions(actions)
+        return self.policy.decode_actions(self._draw(self.distribution.sample, sample_shape))
 
-    rsample = sample
+    def rsample(self, *, sample_shape: Any = None, **kwargs: Any) -> Tensor:
+        if not self.policy.is_reparameterizable:
+            raise TypeError(f"Samples of a {type(self.policy).__name__} pass no gradients on.")
+        assert isinstance(self.distribution, Gaussian)
+        return self._draw(self.distribution.reparameterized_sample, sample_shape)
+
+    def _draw(self, draw: Callable[[int], Tensor], sample_shape: Any) -> Tensor:
+        shape = torch.Size(sample_shape or ())
+        if self.greedy:
+            return self.distribution.mode.expand(*shape, *self.distribution.mode.shape)
+        actions = draw(shape.numel())
+        return actions.view(*shape, *actions.shape[1:])
 
     def logp(self, value: Tensor, **kwargs: Any) -> Tensor:
         if self.policy.is_discrete:
@@ -87,7 +94,9 @@ class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
         self.nets = build_networks(
             self.observation_space, self.action_space, self.model_config, self.inference_only
         )
-        self.action_dist_cls = ActionDistribution.of(self.nets.policy)
+
+    def get_inference_action_dist_cls(self) -> type[ActionDistribution]:
+        return ActionDistribution.of(self.nets.policy)
 
     def get_non_inference_attributes(self) -> list[str]:
         parts = ("critic", "target_policy", "target_critic", "multipliers", "num_updates")

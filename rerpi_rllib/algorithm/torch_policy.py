@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from rerpi_rllib.algorithm.config import RERPIConfig, steps_per_row
 from rerpi_rllib.algorithm.networks import act, build_networks, model_settings
-from rerpi_rllib.algorithm.process import keep_freed_memory
 from rerpi_rllib.core.losses import Batch, Metrics, rerpi_losses
 from rerpi_rllib.core.settings import LearningSettings
 from rerpi_rllib.core.updates import make_optimizers, run_updates
@@ -67,7 +66,6 @@ class RERPITorchPolicy(TorchPolicyV2):
         self.view_requirements[SampleBatch.ACTION_LOGP] = ViewRequirement(
             used_for_compute_actions=False
         )
-        keep_freed_memory()
 
     @override(TorchPolicyV2)
     def make_model_and_action_dist(self) -> tuple[RERPITorchModel, None]:

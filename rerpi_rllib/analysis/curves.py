@@ -57,7 +57,7 @@ class Run:
         """Return the constraints of the run's configuration whose KLs are among its curves."""
         if self.settings is None:
             return ()
-        config = self.settings.build_config(check_env=False)
+        config = self.settings.merged_config()
         return tuple(c for c in config.constraints if c.kl in self.curves)
 
     @property

@@ -91,7 +91,7 @@ def _last_values(run: Run) -> dict[str, Any]:
 
 
 def _all_settings(run: Run) -> dict[str, Any]:
-    config = run.settings.build_config(check_env=False) if run.settings else None
+    config = run.settings.merged_config() if run.settings else None
     known = vars(config) if config else {}
     return {
         key: value

@@ -1,14 +1,16 @@
 """A bound on a KL divergence and its Lagrange multiplier, described by one value.
 
 Everything that deals with constraints reads these values: the fit, the multipliers that are learned,
-the plan of an update, the live display, the plots and the reports. None of them knows a constraint
-by its name.
+the plan of an update, the live display, the plots and the reports. None of them has a list of the
+constraints there are; only Step 2 knows its two by their parts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+from torch import Tensor
 
 MultiplierSchedule = Literal["late", "always"]
 
@@ -23,6 +25,8 @@ class Constraint:
         label: the same in words, for people ("mean").
         epsilon: the bound.
         multiplier: the name of the multiplier, in the learner's state and among its metrics.
+        is_trust_region: whether it bounds how far the policy moves (Step 3), and not the action
+            weights (Step 2).
         per_dimension: whether the KL of each action dimension has a bound and a multiplier.
         learned: whether the multiplier takes gradient steps. A temperature may instead be solved for.
         schedule: whether the multiplier learns in every update, or only late in each target period,
@@ -34,6 +38,7 @@ class Constraint:
     label: str
     epsilon: float
     multiplier: str
+    is_trust_region: bool = True
     per_dimension: bool = False
     learned: bool = True
     schedule: MultiplierSchedule = "always"
@@ -49,10 +54,14 @@ class Constraint:
         """The name of the metric that holds the KL at the moment of a target copy."""
         return f"{self.kl}_at_target_update"
 
-    @property
-    def is_trust_region(self) -> bool:
-        """Whether it bounds how far the policy moves (Step 3) and not the action weights (Step 2)."""
-        return self.multiplier.startswith("alpha_")
+    def scale(self, alpha: Tensor) -> Tensor:
+        """Return the factor of its part of the policy's loss, given the multiplier.
+
+        Adam does not see a constant scale, but a multiplier that rises or falls tenfold within a few
+        hundred updates would throw its running averages off. One scale for all constraints would let
+        the covariance's multiplier set the size of the mean's steps.
+        """
+        return 1.0 / (1.0 + alpha)
 
     @property
     def multiplier_label(self) -> str:

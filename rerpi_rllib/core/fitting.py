@@ -27,10 +27,7 @@ class Fit:
     Args:
         policy_loss: the sum of the cross-entropies.
         penalty: the sum of alpha * KL, which moves the policy only.
-        scaled_loss: cross-entropies and penalties, each part divided by 1 + its alpha. Adam does not
-            see a constant scale, but a multiplier that rises or falls tenfold within a few hundred
-            updates would throw its running averages off. One scale for all parts would let the
-            covariance's multiplier set the size of the mean's steps.
+        scaled_loss: cross-entropies and penalties, each part with the scale of its constraint.
         kls: the mean KL over states of each constraint by part, ``[D]`` if it is per dimension.
         dual_losses: alpha * (epsilon - KL) by part, which moves the multiplier only. Their sum is
             ``dual_loss``.
@@ -87,17 +84,21 @@ def fit_policy(
                 f"The multiplier of {constraint.part!r} has shape {tuple(alpha.shape)} and its KL "
                 f"{tuple(kl.shape)}: one for each action dimension is for per_dimension=True."
             )
-        fixed_alpha = alpha.detach()
-        penalty = (fixed_alpha * kl).sum()
-        penalties.append(penalty)
-        terms[constraint.part] = (entropies[constraint.part] + penalty) / (1.0 + fixed_alpha.max())
+        entropy, fixed_alpha = entropies[constraint.part], alpha.detach()
+        penalties.append((fixed_alpha * kl).sum())
+        if entropy.dim() == kl.dim() == 1:  # Each dimension has a loss and a multiplier of its own.
+            terms[constraint.part] = constraint.scale(fixed_alpha) * (entropy + fixed_alpha * kl)
+        else:
+            terms[constraint.part] = constraint.scale(fixed_alpha.max()) * (
+                entropy.sum() + penalties[-1]
+            )
         kls[constraint.part] = kl
         dual_losses[constraint.part] = (alpha * (constraint.epsilon - kl.detach())).sum()
-    policy_loss = torch.stack(list(entropies.values())).sum()
+    policy_loss = torch.stack([entropy.sum() for entropy in entropies.values()]).sum()
     return Fit(
         policy_loss,
         torch.stack(penalties).sum() if penalties else torch.zeros_like(policy_loss),
-        torch.stack(list(terms.values())).sum(),
+        torch.stack([term.sum() for term in terms.values()]).sum(),
         kls,
         dual_losses,
     )

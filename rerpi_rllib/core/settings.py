@@ -78,7 +78,7 @@ class LearningSettings:
             if epsilon is not None and (part == "penalty" or self.weighting == "exponential"):
                 learned = self.temperature_solver == "adam"
                 constraints.append(
-                    Constraint(part, label, epsilon, multiplier, learned=learned, minimum=1e-8)
+                    Constraint(part, label, epsilon, multiplier, False, learned=learned, minimum=1e-8)
                 )
         return tuple(constraints)
 

@@ -1,7 +1,7 @@
 """Updates from a batch to new parameters: plan, losses, steps, copies.
 
-Both of RLlib's API stacks, the figures and the benchmarks make their updates with
-:func:`run_updates`.
+Both of RLlib's API stacks and the benchmarks make their updates with :func:`run_updates`. The figures
+of functions that are known, which have no critic to learn, take the steps of :func:`policy_step`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rerpi_rllib.core.losses import (
 )
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.plan import plan_update
-from rerpi_rllib.core.settings import LearningSettings
+from rerpi_rllib.core.settings import LearningSettings, all_parts
 
 Optimizers = Mapping[str, torch.optim.Optimizer]
 # Does all of an update but the copies, given the batch with its plan, and returns the metrics.
 Step = Callable[[Batch], Metrics]
 
-# The target networks are asked for at most so many steps at once: more would gain little and take
-# memory.
+# The target networks are evaluated on at most this many steps at once: more would gain little and
+# take memory.
 _STEPS_ASKED_AT_ONCE = 4096
 
 
@@ -53,7 +53,7 @@ def make_optimizers(
         "dual": list(nets.multipliers.parameters()),
     }
     if others is not None:
-        known = {id(parameter) for parameter in nets.parameters()}
+        known = {id(parameter) for group in groups.values() for parameter in group}
         groups["others"] = [
             parameter
             for parameter in others.parameters()
@@ -180,9 +180,8 @@ def run_updates(
 
 def _log_kls_at_copy(nets: ActorCritic, logged: dict[str, list[Tensor]]) -> None:
     """Keep how far the policy has moved by itself: that is what the bounds are for."""
-    of_weights = {c.kl for c in nets.constraints.values() if not c.is_trust_region}
-    for name in [name for name in logged if name.startswith("kl_")]:
-        if name not in of_weights | {"kl_nonparametric"} and not name.endswith("_at_target_update"):
+    for name in [f"kl_{part.name}" for part in all_parts()]:
+        if name in logged:
             logged[f"{name}_at_target_update"] += logged[name][-1:]
 
 

@@ -55,6 +55,7 @@ def run_of_checkpoint(checkpoint: Path) -> Path:
 
 def load_networks(checkpoint: Path) -> ActorCritic:
     """Load the networks of a checkpoint of either API stack."""
+    _check_version(checkpoint, config_state(checkpoint))
     if (checkpoint / _POLICY).exists():
         networks: ActorCritic = Policy.from_checkpoint(str(checkpoint / _POLICY)).model.nets.cpu()
     else:
@@ -72,6 +73,16 @@ def config_state(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
+def _check_version(checkpoint: Path, state: dict[str, Any]) -> None:
+    """Raise ``ValueError`` if the settings in the checkpoint are not those that there are now."""
+    missing = sorted(key for key in ("covariance_layers", "multiplier_schedule") if key not in state)
+    if missing:
+        raise ValueError(
+            f"{checkpoint} was written by an older version with other networks: it has no "
+            f"{', '.join(missing)}. Evaluate or resume it with that version."
+        )
+
+
 def check_resumable(checkpoint: Path, config: RERPIConfig) -> None:
     """Raise ``ValueError`` if the checkpoint has another task, API stack or other networks."""
     is_old = (checkpoint / _POLICY).exists()
@@ -79,11 +90,12 @@ def check_resumable(checkpoint: Path, config: RERPIConfig) -> None:
         stack = "old" if is_old else "new"
         raise ValueError(f"{checkpoint} is of RLlib's {stack} API stack: a run cannot change it.")
     state = config_state(checkpoint)
+    _check_version(checkpoint, state)
     if state["env"] != config.env:
         raise ValueError(
             f"{checkpoint} is of env={state['env']} and not {config.env}. A run cannot change it."
         )
-    before, after = model_settings(vars(RERPIConfig()) | state), model_settings(vars(config))
+    before, after = model_settings(state), model_settings(vars(config))
     for name in ("policy", "critic"):
         if before[name] != after[name]:
             raise ValueError(

@@ -56,7 +56,7 @@ def update_seconds(config: RERPIConfig) -> float:
     batch = {
         "obs": torch.randn(rows[0], *(n + 1 for n in length), sizes[0]),
         "new_obs": torch.randn(*rows, sizes[0]),
-        "actions": torch.zeros(*rows, 1 if config.policy == "categorical" else sizes[1]),
+        "actions": torch.zeros(*rows, 1 if nets.policy.is_discrete else sizes[1]),
         "rewards": torch.randn(rows),
         "terminateds": torch.zeros(rows),
         "action_logp": torch.zeros(rows),

@@ -98,8 +98,9 @@ def plan_run(
     if resume is not None:
         checkpoint = newest_checkpoint(resume)
         directory = run_of_checkpoint(checkpoint)
-        settings = options.apply_to(RunSettings.from_file(directory / RunSettings.FILE_NAME))
-        config = settings.build_config()
+        before = RunSettings.from_file(directory / RunSettings.FILE_NAME)
+        settings = options.apply_to(before)
+        config = settings.build_config(accepted=before.config.keys() - (options.config or {}).keys())
         check_resumable(checkpoint, config)
         return PlannedRun(settings, config, directory, checkpoint)
     settings = options.apply_to(_new_settings(options, file, report))

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shlex
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -82,13 +83,27 @@ class RunSettings:
                 words += [option, json.dumps(value)]
         return shlex.join(words)
 
-    def build_config(self, check_env: bool = True) -> RERPIConfig:
+    def build_config(self, check_env: bool = True, accepted: Iterable[str] = ()) -> RERPIConfig:
         """Build and check the algorithm's configuration; raise ``ValueError`` if anything is wrong.
 
         Args:
             check_env: whether to build the environment too, and to check that its spaces are
                 supported.
+            accepted: keys of ``config`` that may be without effect, since the user did not set them
+                for this run.
         """
+        config = self.merged_config()
+        config._accepted_settings = {key: getattr(config, key) for key in accepted}
+        # Validation fills in what depends on the machine, so it works on a copy: the run may take
+        # place on another machine.
+        config.copy(copy_frozen=False).validate()
+        self._check_stop()
+        if check_env:
+            self._check_env(config)
+        return config
+
+    def merged_config(self) -> RERPIConfig:
+        """Merge algorithm, preset and settings into a configuration whose values are not checked."""
         if self.algo not in ALGORITHMS:
             raise ValueError(
                 f"Unknown algorithm {self.algo!r}.{did_you_mean(self.algo, ALGORITHMS)} "
@@ -100,7 +115,7 @@ class RunSettings:
                 f"Allowed: {', '.join(PRESETS)}."
             )
         config_class = ALGORITHMS[self.algo]
-        config = config_class.compact() if self.preset == "compact" else config_class()
+        config: RERPIConfig = getattr(config_class, self.preset)() if self.preset else config_class()
         known = {key for key in vars(config) if not key.startswith("_")}
         known.add("train_batch_size_per_learner")
         values = {}
@@ -115,12 +130,6 @@ class RunSettings:
         config.environment(self.env)
         if self.seed is not None:
             config.debugging(seed=self.seed)
-        # Validation fills in what depends on the machine, so it works on a copy: the run may take
-        # place on another machine.
-        config.copy(copy_frozen=False).validate()
-        self._check_stop()
-        if check_env:
-            self._check_env(config)
         return config
 
     def _check_stop(self) -> None:

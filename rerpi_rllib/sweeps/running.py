@@ -113,7 +113,7 @@ def run_sweep(
     total = num_trials(sweep, search, num_samples)
     display = SweepDisplay(directory.name, total, trials[0].stop, quiet)
     try:
-        with running_ray(trials[0].build_config(check_env=False)):
+        with running_ray(trials[0].build_config(check_env=False, accepted=trials[0].config)):
             analysis = tune.run(
                 SweepTrial,
                 name=directory.name,

@@ -100,11 +100,15 @@ class Sweep:
         if isinstance(self.seeds, bool) or not isinstance(self.seeds, int) or self.seeds < 1:
             raise ValueError(f"seeds={self.seeds!r} is not allowed: it must be 1 or more.")
         tasks, variants = set(), set()
+        unused = {key: ValueError() for key in self.config}
         for settings in self.trials().values():
             variant = repr(settings.flat())
             if settings.env in tasks and variant in variants:
                 continue
-            config = settings.build_config(check_env=settings.env not in tasks)
+            common = settings.config.keys() - self.grid.keys()
+            config = settings.build_config(settings.env not in tasks, accepted=common)
+            # A setting of all trials has to take effect in one of them.
+            unused = {key: error for key in unused if (error := self._refusal(settings, key))}
             tasks.add(settings.env)
             variants.add(variant)
             if not set(settings.stop) - {"return"}:
@@ -113,6 +117,16 @@ class Sweep:
                 )
             if self.metric == "greedy_return" and not config.evaluation_interval:
                 raise ValueError("metric='greedy_return' needs evaluation_interval in the settings.")
+        for error in unused.values():
+            raise error
+
+    def _refusal(self, settings: RunSettings, key: str) -> ValueError | None:
+        """Return the error that a setting of all trials causes in one of them, if it does."""
+        try:
+            settings.build_config(check_env=False, accepted=settings.config.keys() - {key})
+        except ValueError as error:
+            return error
+        return None
 
     def shortened(self) -> Sweep:
         """Return the sweep on one task, with two seeds and tiny networks, for a minute or two."""

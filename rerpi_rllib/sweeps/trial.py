@@ -37,4 +37,5 @@ class SweepTrial(RERPI):
 
 
 def _build_config(config: Mapping[str, Any]) -> RERPIConfig:
-    return RunSettings(**config["settings"]).build_config(check_env=False)
+    settings = RunSettings(**config["settings"])
+    return settings.build_config(check_env=False, accepted=settings.config)

@@ -105,7 +105,10 @@ class Distribution(ABC):
         return self.sample(n), None
 
     def cross_entropy(self, actions: Tensor, weights: Tensor) -> Tensor:
-        """Return ``-sum_i w_i log p(a_i)``, averaged over states; the arguments are constants."""
+        """Return ``-sum_i w_i log p(a_i)``, averaged over states; the arguments are constants.
+
+        It is a scalar, or ``[D]`` where it is a sum over action dimensions.
+        """
         return -(weights * self.log_prob(actions)).sum(dim=0).mean()
 
 
@@ -140,6 +143,8 @@ class Policy(nn.Module, ABC):
     PARTS: ClassVar[tuple[Part, ...]]
     # Whether actions are the choice of one out of D.
     is_discrete: ClassVar[bool] = False
+    # Whether the policy learns how wide it is.
+    learns_covariance: ClassVar[bool] = False
     # Whether `reparameterized_sample` passes gradients on to the parameters.
     is_reparameterizable: ClassVar[bool] = False
 

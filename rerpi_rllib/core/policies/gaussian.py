@@ -85,7 +85,7 @@ class DiagonalGaussian(Gaussian):
         per_dimension = 0.5 * square / self.stddev.square() + total * (
             self.stddev.log() + _HALF_LOG_TWO_PI
         )
-        return per_dimension.sum(dim=-1).mean()
+        return per_dimension.mean(dim=0)
 
     def entropy(self) -> Tensor:
         return (self.stddev.log() + _HALF_LOG_TWO_PI + 0.5).sum(dim=-1)
@@ -182,6 +182,7 @@ class GaussianPolicy(Policy):
         Part("mu", "mean", 5e-4, per_dimension=True),
         Part("sigma", "covariance", 1e-5, per_dimension=True),
     )
+    learns_covariance = True
     is_reparameterizable = True
 
     def __init__(
