@@ -4,8 +4,9 @@ import os
 
 import pytest
 
+from rerpi_rllib import RERPIConfig
 from rerpi_rllib.envs import rendering
-from rerpi_rllib.runs import machine, planning
+from rerpi_rllib.runs import checkpoints, machine, planning
 from rerpi_rllib.runs.files import parse_assignments, parse_json_object
 from rerpi_rllib.runs.planning import Options, plan_run
 from rerpi_rllib.runs.settings import RunSettings
@@ -153,3 +154,26 @@ def test_how_mujoco_renders(given, display, pictures, chosen, monkeypatch):
             monkeypatch.setenv(name, value)
     rendering.choose_backend(pictures)
     assert os.environ.get("MUJOCO_GL") == chosen
+
+
+def test_a_resumed_run_may_change_a_choice_that_other_settings_belong_to(tmp_path, monkeypatch):
+    before = {"policy_evaluation": "nstep", "n_step": 3}
+    RunSettings(env="Pendulum-v1", config=before).save(tmp_path)
+    checkpoint = tmp_path / "part-1" / "checkpoint_000001"
+    checkpoint.mkdir(parents=True)
+    monkeypatch.setattr(planning, "newest_checkpoint", lambda path: checkpoint)
+    monkeypatch.setattr(planning, "check_resumable", lambda checkpoint, config: None)
+    run = plan_run(Options(config={"policy_evaluation": "td0"}), resume=tmp_path)
+    assert run.config.policy_evaluation == "td0" and run.config.n_step == 3
+    with pytest.raises(ValueError, match="n_step=4 has no effect"):
+        plan_run(Options(config={"policy_evaluation": "td0", "n_step": 4}), resume=tmp_path)
+
+
+def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "config_state", lambda checkpoint: {"env": "Pendulum-v1"})
+    for use in (
+        lambda: checkpoints.load_networks(tmp_path),
+        lambda: checkpoints.check_resumable(tmp_path, RERPIConfig().environment("Pendulum-v1")),
+    ):
+        with pytest.raises(ValueError, match="older version"):
+            use()

@@ -141,3 +141,9 @@ def test_nothing_there(tmp_path):
         with pytest.raises(ValueError, match=str(directory)):
             find_runs([directory])
     assert np.isnan(load_run(_write(tmp_path / "a", [(1, 1, None)])).final("greedy_return"))
+
+
+def test_a_recorded_run_is_drawn_whatever_is_refused_today(tmp_path):
+    config = {"weighting": "ranking", "epsilon": 0.2}
+    _write(tmp_path / "a", [(100, 1, None), (200, 2, None)], config=config)
+    assert plot_runs([tmp_path / "a"]).is_file() and write_report(tmp_path / "a").is_file()

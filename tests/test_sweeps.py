@@ -248,3 +248,12 @@ def test_failed_trials_are_a_failed_run(tmp_path):
         check_failures({"a": "x", "b": "y"}, tmp_path)
     sweep, _ = load(str(_write(tmp_path, grid={"gamma": [0.9, 0.99]})))
     assert num_trials(sweep, None, 20) == 4 and num_trials(sweep, "optuna", 20) == 20
+
+
+def test_a_setting_of_all_trials_has_to_take_effect_in_one_of_them(tmp_path):
+    path = _write(tmp_path, grid={"weighting": ["exponential", "ranking"]}, seeds=1)
+    sweep, _ = load(str(path), config={"epsilon": 0.2, "ranking_eta": 0.5})
+    for settings in sweep.trials().values():
+        assert settings.config["epsilon"] == 0.2
+    with pytest.raises(ValueError, match=r"n_step=3 has no effect with policy_evaluation='td0'"):
+        load(str(path), config={"n_step": 3})

@@ -85,7 +85,11 @@ def run(problem: Problem, seed: int) -> list[Iteration]:
     nets = ActorCritic(
         size,
         size,
-        policy={"layers": (50, 50), "initial_stddev": problem.initial_stddev},
+        policy={
+            "layers": (50, 50),
+            "covariance_layers": None,
+            "initial_stddev": problem.initial_stddev,
+        },
         critic={"layers": (1,)},
         clip_actions=False,
         constraints=settings.constraints(bounded_actions=False),
