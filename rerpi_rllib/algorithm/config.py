@@ -281,7 +281,8 @@ class RERPIConfig(AlgorithmConfig):
             dual_lr: learning rate of the multipliers' logarithms.
             replay_capacity: steps kept.
             updates_per_env_step: ratio of learning to acting; None lets both run free.
-            num_steps_sampled_before_learning_starts: steps gathered before the first update.
+            num_steps_sampled_before_learning_starts: steps gathered before the first update; the
+                updates that belong to them are then made up at once.
             policy_layers: sizes of the policy's hidden layers.
             critic_layers: sizes of the critic's hidden layers.
             covariance_layers: sizes of the hidden layers of the network that computes the covariance,

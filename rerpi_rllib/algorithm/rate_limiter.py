@@ -9,7 +9,8 @@ class RateLimiter:
     """Counts environment steps and updates, and holds their ratio.
 
     With ``updates_per_env_step=None`` both run free. Steps taken before learning starts count too:
-    their updates are made up once it has started, so the ratio holds over the whole run. A run that
+    their updates are made up in a burst when it starts, so the ratio holds over the whole run
+    (``results/redesign`` compares this with leaving them out). A run that
     is restored with another ratio keeps the new one from there on.
     """
 
