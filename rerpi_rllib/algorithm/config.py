@@ -348,9 +348,9 @@ class RERPIConfig(AlgorithmConfig):
         super().validate()
 
     def _check(self, key: str, check: checks.Check) -> None:
-        value = getattr(self, key)
         if key == "train_batch_size_per_learner" and self._train_batch_size_per_learner is None:
-            key, value = "train_batch_size", self.train_batch_size
+            key = "train_batch_size"
+        value = getattr(self, key)
         if not check.holds(value):
             key = key.removesuffix("_str")
             self._value_error(f"{key}={value!r} is not allowed: it must be {check.allowed}.")
