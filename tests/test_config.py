@@ -201,12 +201,14 @@ def test_presets_subclasses_and_copies_may_hold_what_has_no_effect(algorithm, pr
 
 def test_a_checkpoint_may_hold_the_values_of_an_older_preset(monkeypatch):
     config = MPOConfig.compact().environment("Pendulum-v1")
+    other = config.copy(copy_frozen=False)
     config.validate()
     config.freeze()
     state = config.get_state()
     monkeypatch.setattr("rerpi_rllib.algorithm.config.PRESETS", ())  # The preset no longer exists.
     with pytest.raises(ValueError, match=r"epsilon_mu=0\.01 has no effect"):
-        config.copy(copy_frozen=False).validate()
+        other.validate()
+    config.copy(copy_frozen=False).validate()
     restored = AlgorithmConfig.from_state(state)
     restored.validate()
     with pytest.raises(ValueError, match=r"epsilon_mu=0\.7 has no effect"):

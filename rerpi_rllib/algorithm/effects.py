@@ -53,8 +53,9 @@ def _needs() -> dict[str, Sequence[Sequence[Need]]]:
     trust_region = Need("fit", ("decoupled", "coupled"))
     value_gradient = Need("fit", ("value_gradient",))
     exponential = Need("weighting", ("exponential",))
-    continuous = Need("policy", tuple(n for n, kind in POLICIES.items() if not kind.is_discrete))
-    stochastic = Need("policy", tuple(n for n, kind in POLICIES.items() if kind.learns_covariance))
+    kinds = POLICIES.items()
+    continuous = Need("policy", excluded=tuple(n for n, kind in kinds if kind.is_discrete))
+    stochastic = Need("policy", excluded=tuple(n for n, kind in kinds if not kind.learns_covariance))
     penalty = Need("epsilon_penalty", excluded=(None,))
     return {
         "n_step": [[Need("policy_evaluation", ("nstep",))]],
