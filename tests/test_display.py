@@ -15,7 +15,7 @@ from rerpi_rllib.sweeps.display import SweepDisplay
 CONSTRAINTS = (
     Constraint("mu", "mean", 1e-3, "alpha_mu"),
     Constraint("sigma", "covariance", 1e-5, "alpha_sigma"),
-    Constraint("nonparametric", "weights", 0.1, "temperature"),
+    Constraint("nonparametric", "weights", 0.1, "temperature", is_trust_region=False),
 )
 
 

@@ -5,7 +5,13 @@
 """
 
 from rerpi_rllib.core.evaluation import nstep_targets, retrace_targets, td_targets
-from rerpi_rllib.core.fitting import bandit_update, coupled_fit, decoupled_fit
+from rerpi_rllib.core.fitting import (
+    CoupledFit,
+    DecoupledFit,
+    bandit_update,
+    coupled_fit,
+    decoupled_fit,
+)
 from rerpi_rllib.core.weights import (
     exponential_weights,
     identity_weights,
@@ -16,6 +22,8 @@ from rerpi_rllib.core.weights import (
 )
 
 __all__ = [
+    "CoupledFit",
+    "DecoupledFit",
     "bandit_update",
     "coupled_fit",
     "decoupled_fit",

@@ -29,9 +29,7 @@ class Fit:
         penalty: the sum of alpha * KL, which moves the policy only.
         scaled_loss: cross-entropies and penalties, each part with the scale of its constraint.
         kls: the mean KL over states of each constraint by part, ``[D]`` if it is per dimension.
-        dual_losses: alpha * (epsilon - KL) by part, which moves the multiplier only. Their sum is
-            ``dual_loss``.
-        kl_mu, kl_sigma, kl: the KLs of a Gaussian's two parts, and of a coupled fit.
+        dual_losses: alpha * (epsilon - KL) by part, which moves the multiplier only.
     """
 
     policy_loss: Tensor
@@ -39,11 +37,6 @@ class Fit:
     scaled_loss: Tensor
     kls: Mapping[str, Tensor]
     dual_losses: Mapping[str, Tensor]
-
-    dual_loss = property(lambda self: sum(self.dual_losses.values()))
-    kl_mu = property(lambda self: self.kls["mu"])
-    kl_sigma = property(lambda self: self.kls["sigma"])
-    kl = property(lambda self: self.kls[WHOLE_POLICY.name])
 
 
 def fit_policy(
@@ -107,6 +100,27 @@ def fit_policy(
 # -- The same for a diagonal Gaussian given by its tensors. --
 
 
+@dataclass(frozen=True)
+class DecoupledFit:
+    """The result of :func:`decoupled_fit`: scalars, except the KLs of a per-dimension fit."""
+
+    policy_loss: Tensor
+    kl_mu: Tensor
+    kl_sigma: Tensor
+    penalty: Tensor
+    dual_loss: Tensor
+
+
+@dataclass(frozen=True)
+class CoupledFit:
+    """The result of :func:`coupled_fit`: scalars."""
+
+    policy_loss: Tensor
+    kl: Tensor
+    penalty: Tensor
+    dual_loss: Tensor
+
+
 def _bound(
     part: str, alpha: Tensor | float, epsilon: float, per_dimension: bool = False
 ) -> tuple[Constraint, Tensor | float]:
@@ -126,7 +140,7 @@ def decoupled_fit(
     epsilon_mu: float,
     epsilon_sigma: float,
     per_dimension: bool = False,
-) -> Fit:
+) -> DecoupledFit:
     """Fit mean and covariance separately, each with its own bound: the paper's method.
 
     The mean is fitted with the target's covariance and the covariance around the target's mean, so
@@ -147,7 +161,7 @@ def decoupled_fit(
         if ``per_dimension``), ``penalty`` (moves the policy only), ``dual_loss`` (moves the
         multipliers only).
     """
-    return fit_policy(
+    fit = fit_policy(
         "decoupled",
         DiagonalGaussian(mean, stddev),
         DiagonalGaussian(target_mean.detach(), target_stddev.detach()),
@@ -158,6 +172,8 @@ def decoupled_fit(
             _bound("sigma", alpha_sigma, epsilon_sigma, per_dimension),
         ],
     )
+    dual_loss = fit.dual_losses["mu"] + fit.dual_losses["sigma"]
+    return DecoupledFit(fit.policy_loss, fit.kls["mu"], fit.kls["sigma"], fit.penalty, dual_loss)
 
 
 def coupled_fit(
@@ -169,12 +185,12 @@ def coupled_fit(
     target_stddev: Tensor,
     alpha: Tensor | float,
     epsilon: float,
-) -> Fit:
+) -> CoupledFit:
     """Fit with one likelihood and one bound, ``KL(pi_target || pi) < epsilon``: MPO's fit.
 
     The arguments are those of :func:`decoupled_fit`, with one multiplier.
     """
-    return fit_policy(
+    fit = fit_policy(
         "coupled",
         DiagonalGaussian(mean, stddev),
         DiagonalGaussian(target_mean.detach(), target_stddev.detach()),
@@ -182,6 +198,7 @@ def coupled_fit(
         weights,
         [_bound("pi", alpha, epsilon)],
     )
+    return CoupledFit(fit.policy_loss, fit.kls["pi"], fit.penalty, fit.dual_losses["pi"])
 
 
 def bandit_update(
