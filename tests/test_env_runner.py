@@ -206,7 +206,7 @@ def test_a_policy_that_fails_is_no_failing_environment(monkeypatch):
     config = tiny_config().environment(Counting)
     config.fault_tolerance(restart_failed_sub_environments=True)
     runner = RERPIEnvRunner(config=config, worker_index=0)
-    monkeypatch.setattr("rerpi_rllib.algorithm.env_runner.choose", lambda *_: 1 / 0)
+    monkeypatch.setattr("rerpi_rllib.algorithm.env_runner.act", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         runner.sample()
 
