@@ -84,7 +84,7 @@ def test_the_python_versions_agree_everywhere():
     named = [c.removeprefix(classifier) for c in PROJECT["classifiers"] if c.startswith(classifier)]
     assert named == ["3", *versions]
     assert re.search(r"^PYTHON_VERSIONS := (.*)$", MAKEFILE, re.M)[1].split() == versions
-    assert f"Needed: Python {' or '.join(versions)} and" in (ROOT / "README.md").read_text()
+    assert f"You need Python {' or '.join(versions)} and" in (ROOT / "README.md").read_text()
     table = re.findall(r"^\| (3\.\d+) \| yes", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
     assert table == versions
     # The tools are set to the oldest version.
