@@ -1,5 +1,6 @@
 """Sweeps: what they run, and that a crash or a broken trial does not affect other trials."""
 
+import contextlib
 import json
 import os
 import re
@@ -7,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import time
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.fs
 import pytest
 import yaml
 from conftest import SMALL
@@ -24,6 +27,7 @@ from rerpi_rllib.runs.errors import RunFailed
 from rerpi_rllib.runs.files import SWEEPS
 from rerpi_rllib.sweeps import running
 from rerpi_rllib.sweeps.running import check_failures, num_trials, run_sweep
+from rerpi_rllib.sweeps.storage import whole_files
 from rerpi_rllib.sweeps.sweep import Sweep, load
 
 
@@ -95,6 +99,16 @@ def test_what_is_wrong_is_said_before_anything_runs(given, words, tmp_path):
         assert word in str(error.value)
 
 
+def _has_ended(trial: Path) -> bool:
+    """Tell whether the state of a sweep in its directory says that a trial has ended."""
+    for path in trial.parent.glob("experiment_state-*.json"):
+        for text, _ in json.loads(path.read_text())["trial_data"]:
+            state = json.loads(text)
+            if (state["relative_logdir"], state["status"]) == (trial.name, "TERMINATED"):
+                return True
+    return False
+
+
 def test_a_killed_sweep_goes_on_and_a_broken_trial_stops_no_other(tmp_path):
     (tmp_path / "failing.py").write_text(FAILING_ENV)
     path = _write(tmp_path, env=["Pendulum-v1", "InvertedPendulum-v5", "failing:Failing-v0"], seeds=1)
@@ -109,8 +123,8 @@ def test_a_killed_sweep_goes_on_and_a_broken_trial_stops_no_other(tmp_path):
         pytest.fail(f"no trial has ended: {process.wait()}")
     finished = tmp_path / "tiny" / ended[1]
     results = finished / "result.json"
-    while not results.exists() or len(results.read_text().splitlines()) < 2:
-        time.sleep(0.1)  # Tune copies the results of a trial when the trial has ended.
+    while not _has_ended(finished):
+        time.sleep(0.1)  # Tune saves the state of a sweep soon after a trial has ended.
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = results.read_text()
@@ -127,6 +141,35 @@ def test_a_killed_sweep_goes_on_and_a_broken_trial_stops_no_other(tmp_path):
     assert all(run.curves["env_steps"].iloc[-1] == 400 for run in runs)
     assert "| Pendulum-v1 | default | 1 |" in done.stdout
     assert (tmp_path / "tiny" / "curves.png").stat().st_size > 5_000
+
+
+def test_a_file_of_a_sweep_is_whole_or_not_there(tmp_path):
+    path, files = tmp_path / "state.json", whole_files()
+    path.write_text("old")
+    stream = files.open_output_stream(str(path))
+    stream.write(b"ne")
+    stream.flush()
+    assert path.read_text() == "old"
+    stream.write(b"w")
+    stream.close()
+    assert path.read_text() == "new"
+    pyarrow.fs.copy_files(str(path), str(tmp_path / "copy.json"), destination_filesystem=files)
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {
+        "state.json": "new",
+        "copy.json": "new",
+    }
+
+
+def test_a_file_that_could_not_be_written_leaves_the_old_one(tmp_path):
+    path = tmp_path / "state.json"
+    path.write_text("old")
+    stream = whole_files().handler.fs.open(str(path), "wb")
+    os.close(stream.fileno())  # Every write fails from now on, as on a full disk.
+    with pytest.raises(OSError):
+        stream.write(b"new")
+    with contextlib.suppress(OSError):
+        stream.close()
+    assert path.read_text() == "old"
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +206,19 @@ def test_a_trial_is_a_run(sweep_directory):
     page = write_report(trial).read_text()
     assert "rllib train --algo RERPI --env Pendulum-v1 --seed 0" in page
     assert list(trial.glob("checkpoint_*"))
+
+
+def test_a_damaged_state_is_refused(sweep_directory, tmp_path):
+    directory = tmp_path / "tiny"
+    shutil.copytree(sweep_directory, directory)
+    (state,) = directory.glob("experiment_state-*.json")
+    state.write_text(state.read_text()[:1000])
+    results = {path: path.read_text() for path in directory.glob("*/result.json")}
+    saved = json.loads((directory / Sweep.FILE_NAME).read_text())
+    sweep = Sweep(**{field.name: saved[field.name] for field in fields(Sweep)})
+    with pytest.raises(ValueError, match=rf"{state.name} is damaged .*run again"):
+        run_sweep(sweep, directory)
+    assert results == {path: path.read_text() for path in directory.glob("*/result.json")}
 
 
 def test_a_directory_keeps_to_its_sweep(sweep_directory):

@@ -22,6 +22,7 @@ from rerpi_rllib.runs.machine import running_ray
 from rerpi_rllib.runs.settings import RunSettings
 from rerpi_rllib.runs.training import CheckpointByTime, StopRules, failure_reason
 from rerpi_rllib.sweeps.display import SweepDisplay
+from rerpi_rllib.sweeps.storage import whole_files
 from rerpi_rllib.sweeps.sweep import Sweep, trial_name
 from rerpi_rllib.sweeps.trial import SweepTrial
 from rerpi_rllib.sweeps.tuning import check_tuning, make_scheduler, make_searcher
@@ -118,6 +119,7 @@ def run_sweep(
                 SweepTrial,
                 name=directory.name,
                 storage_path=str(directory.parent),
+                storage_filesystem=whole_files(),
                 config={
                     "metric": sweep.metric,
                     "settings": sweep.search_space()
@@ -168,7 +170,26 @@ def _claim_directory(
     else:
         directory.mkdir(parents=True, exist_ok=True)
         write_json(path, {**wanted, "command": command})
-    return any(directory.glob("experiment_state-*.json"))
+    return _has_state(directory)
+
+
+def _has_state(directory: Path) -> bool:
+    """Tell whether a directory holds the state of a sweep; raise ``ValueError`` if it is damaged.
+
+    Tune would take a damaged state for none, and run finished trials again.
+    """
+    # Tune itself takes the last one, too: the names end with the time.
+    for path in sorted(directory.glob("experiment_state-*.json"))[-1:]:
+        try:
+            json.loads(path.read_text())
+        except ValueError as error:
+            raise ValueError(
+                f"{path} is damaged ({error}): without it, finished trials would be run again. "
+                "Choose another --name; or delete the file to run what an older one leaves to do, or "
+                "everything if there is none."
+            ) from error
+        return True
+    return False
 
 
 def _directory_name(grid: Sequence[str], add_id: bool, trial: Trial) -> str:
