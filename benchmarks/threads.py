@@ -47,7 +47,7 @@ def _updates(
     how = {
         "optimizers": make_optimizers(nets),
         "policy_thread": one_torch_thread_each(1) if apart else None,
-        "ask_ahead": ahead,
+        "ahead": ahead,
     }
     batch = update.random_batch(size, _calls(size))
     columns = {name: torch.from_numpy(column) for name, column in batch.items()}

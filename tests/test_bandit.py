@@ -29,9 +29,11 @@ def _fit_by_gradient(target, actions, weights, alphas):
     def policy():
         return FullGaussian(mean, below.tril(-1) + torch.diag_embed(log_diagonal.exp()))
 
+    summary = target.summarise(actions, weights)
+
     def closure():
         optimizer.zero_grad()
-        fit = fit_policy("decoupled", policy(), target, actions, weights, constraints)
+        fit = fit_policy("decoupled", policy(), target, summary, constraints)
         loss = fit.policy_loss + fit.penalty
         loss.backward()
         return loss

@@ -66,7 +66,8 @@ def _gradients(nets, alpha_mu, alpha_sigma):
         (Constraint("mu", "mean", 1e-2, "alpha_mu"), alpha_mu),
         (Constraint("sigma", "covariance", 1e-3, "alpha_sigma"), alpha_sigma),
     ]
-    fit = fit_policy("decoupled", nets.policy(states), target, actions, weights, constraints)
+    summary = target.summarise(actions, weights)
+    fit = fit_policy("decoupled", nets.policy(states), target, summary, constraints)
     nets.zero_grad()
     fit.scaled_loss.backward()
     return {name: p.grad.clone() for name, p in nets.policy.named_parameters()}
@@ -147,7 +148,8 @@ def test_bounds_of_each_dimension_have_a_scale_of_their_own():
             for part in ("mu", "sigma")
         ]
         online = DiagonalGaussian(mean, torch.ones(16, 2))
-        fit = fit_policy("decoupled", online, target, actions, weights, constraints)
+        summary = target.summarise(actions, weights)
+        fit = fit_policy("decoupled", online, target, summary, constraints)
         gradients.append(torch.autograd.grad(fit.scaled_loss, mean)[0])
     assert torch.equal(gradients[0][:, 0], gradients[1][:, 0])
     assert not torch.equal(gradients[0][:, 1], gradients[1][:, 1])

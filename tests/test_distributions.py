@@ -160,8 +160,9 @@ def test_cross_entropy_is_the_weighted_log_density_with_its_gradient(kind):
     torch.manual_seed(0)
     p = _random(kind, 0)
     parameters = [t.requires_grad_() for t in vars(p).values()]
-    actions, weights = p.sample(10), torch.rand(10, B).double()
-    loss = p.cross_entropy(actions, weights).sum()
+    target = _random(kind, 1)
+    actions, weights = target.sample(10), torch.rand(10, B).double()
+    loss = p.cross_entropy(target, target.summarise(actions, weights)).sum()
     expected = -(weights * _of_torch(p).log_prob(actions)).sum(0).mean()
     torch.testing.assert_close(loss, expected)
     for a, b in zip(torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters)):

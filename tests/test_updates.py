@@ -193,7 +193,7 @@ def _run_side_by_side(monkeypatch, thread, nets, settings, rows, critic_step, po
     """Make updates of one row each, with the given functions as the steps."""
     monkeypatch.setattr(updates_module, "critic_step", lambda nets, batch, *_: critic_step(batch))
     monkeypatch.setattr(updates_module, "policy_step", lambda nets, batch, *_: policy_step(batch))
-    how = {"optimizers": {}, "policy_thread": thread, "ask_ahead": False}
+    how = {"optimizers": {}, "policy_thread": thread, "ahead": False}
     return run_updates(nets, settings, {"rewards": torch.zeros(rows)}, 1, **how)
 
 
@@ -226,10 +226,10 @@ def test_targets_are_copied_when_the_policy_is_through(monkeypatch):
 
 
 def test_what_is_prepared_together_has_no_copy_in_between(monkeypatch):
-    monkeypatch.setattr(updates_module, "_STEPS_ASKED_AT_ONCE", 6)
+    monkeypatch.setattr(updates_module, "_STEPS_PREPARED_AT_ONCE", 6)
     nets, seen, prepared = _Nets(), [], []
 
-    def ask(nets, batches, settings):
+    def note(nets, batches, settings):
         prepared.append([batch["plan"].improve_policy for batch in batches])
         return [{**batch, "copies": nets.copies} for batch in batches]
 
@@ -238,7 +238,7 @@ def test_what_is_prepared_together_has_no_copy_in_between(monkeypatch):
         seen.append((batch["rewards"].tolist(), batch["plan"].improve_policy))
         return {"critic_loss": torch.zeros(())}
 
-    monkeypatch.setattr(updates_module, "ask_target_networks", ask)
+    monkeypatch.setattr(updates_module, "prepare", note)
     for rows in (torch.arange(6.0), torch.arange(6.0, 22.0)):
         run_updates(nets, _settings(4, 2), {"rewards": rows}, 2, step=step)
     # At most three minibatches are prepared at once, in target periods of four.

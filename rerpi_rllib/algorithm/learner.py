@@ -49,7 +49,7 @@ class RERPITorchLearner(TorchLearner):
             or config._torch_grad_scaler_class is not None
             or config._torch_lr_scheduler_classes is not None
         ):
-            return {"step": self._rllib_step, "ask_ahead": self._is_of_this_package}
+            return {"step": self._rllib_step, "ahead": self._is_of_this_package}
         # Synchronous runs take the steps in turn, to be repeatable.
         side_by_side = (
             self._threads > 1

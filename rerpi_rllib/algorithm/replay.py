@@ -196,7 +196,11 @@ class ReplayBuffer(Checkpointable):
         rows = self._sample_windows(size, length)
         steps = rows[:, :-1]
         flags = self._flags.take(steps)
-        return {**self._steps(rows, steps, flags), Columns.LOSS_MASK: flags != 0}
+        # In place of rows that were never written there is the first observation of their lane: the
+        # policy is improved at all observations of a batch.
+        lanes, places = np.divmod(rows, self._lane_rows)
+        observed = rows - places * (places >= self._filled[lanes])
+        return {**self._steps(observed, steps, flags), Columns.LOSS_MASK: flags != 0}
 
     def _steps(self, observed: IntArray, steps: IntArray, flags: Array) -> Batch:
         """Copy observations from the rows ``observed`` and all else from the rows ``steps``."""

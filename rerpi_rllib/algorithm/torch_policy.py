@@ -118,7 +118,7 @@ class RERPITorchPolicy(TorchPolicyV2):
         if is_own and self.config["grad_clip"] is None:
             how: dict[str, Any] = {"optimizers": self._optimizers_by_name}
         else:
-            how = {"step": self._rllib_step, "ask_ahead": is_own}
+            how = {"step": self._rllib_step, "ahead": is_own}
         means = run_updates(nets, self.settings, columns, self._rows_per_update, **how)
         self.num_grad_updates += int(nets.num_updates) - before
         return {

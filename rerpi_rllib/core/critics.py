@@ -30,7 +30,7 @@ class Head(nn.Module):
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return a scalar.
+        """Return the loss of each row, ``[B]``.
 
         Args:
             outputs: ``[B, size]``.
@@ -47,7 +47,7 @@ class ScalarHead(Head):
         return outputs.squeeze(-1)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs.squeeze(-1) - targets).square().mean()
+        return (outputs.squeeze(-1) - targets).square()
 
 
 class CategoricalHead(Head):
@@ -80,7 +80,7 @@ class CategoricalHead(Head):
         return encoded.scatter(-1, index, 1.0 - share).scatter(-1, index + 1, share)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return -(self.two_hot(targets) * outputs.log_softmax(dim=-1)).sum(dim=-1).mean()
+        return -(self.two_hot(targets) * outputs.log_softmax(dim=-1)).sum(dim=-1)
 
 
 class QuantileHead(Head):
@@ -103,7 +103,7 @@ class QuantileHead(Head):
         errors = targets.unsqueeze(-2) - outputs.unsqueeze(-1)  # [B, size, T]
         tilt = (self.levels.unsqueeze(-1) - (errors.detach() < 0.0).to(errors.dtype)).abs()
         huber = functional.huber_loss(errors, torch.zeros_like(errors), reduction="none")
-        return (tilt * huber).mean(dim=-1).sum(dim=-1).mean()
+        return (tilt * huber).mean(dim=-1).sum(dim=-1)
 
 
 # The values of the setting `critic`, given its `num_atoms` and `value_range`.
@@ -203,9 +203,17 @@ class Critic(nn.Module):
         smallest = self.head.value(outputs).argmin(dim=0, keepdim=True).unsqueeze(-1)
         return outputs.take_along_dim(smallest, dim=0).squeeze(0)
 
-    def loss(self, observations: Tensor, actions: Tensor, targets: Tensor) -> Tensor:
-        """Sum the losses of all networks against the same targets."""
-        losses = [
-            self.head.loss(outputs, targets) for outputs in self._outputs(observations, actions)
-        ]
-        return torch.stack(losses).sum()
+    def loss(
+        self,
+        observations: Tensor,
+        actions: Tensor,
+        targets: Tensor,
+        row_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Sum the losses of all networks against the same targets, averaged over the rows."""
+        outputs = self._outputs(observations, actions)
+        losses = [self.head.loss(output, targets) for output in outputs]
+        by_row = losses[0] if len(losses) == 1 else torch.stack(losses).sum(dim=0)
+        if row_weights is None:
+            return by_row.mean()
+        return (row_weights * by_row).sum() / row_weights.sum()

@@ -43,29 +43,27 @@ def fit_policy(
     kind: str,
     online: Distribution,
     target: Distribution,
-    actions: Tensor,
-    weights: Tensor,
+    summary: Sequence[Tensor],
     constraints: Sequence[tuple[Constraint, Tensor | float]],
 ) -> Fit:
-    """Fit ``online`` to weighted ``actions`` of ``target``.
+    """Fit ``online`` to weighted actions of ``target``.
 
     Args:
         kind: "decoupled" (each part of the policy with the others held at the target's, and with its
             own bound), "coupled" (one likelihood and one bound) or "unconstrained".
         online, target: the policy to fit and the old one, which is constant.
-        actions: ``[N, B, D]``.
-        weights: ``[N, B]``, constants.
+        summary: what ``target.summarise`` has returned for the actions and their weights.
         constraints: a constraint with the value of its multiplier for each part of a decoupled fit,
             one for the whole policy of a coupled fit.
     """
     if kind == "decoupled":
         entropies = {
-            part: hybrid.cross_entropy(actions, weights)
+            part: hybrid.cross_entropy(target, summary)
             for part, hybrid in online.hybrids(target).items()
         }
         state_kls = online.part_kls(target)
     else:
-        entropies = {WHOLE_POLICY.name: online.cross_entropy(actions, weights)}
+        entropies = {WHOLE_POLICY.name: online.cross_entropy(target, summary)}
         state_kls = {WHOLE_POLICY.name: online.kl(target)} if constraints else {}
     terms, penalties, kls, dual_losses = dict(entropies), [], {}, {}
     for constraint, multiplier in constraints:
@@ -161,12 +159,12 @@ def decoupled_fit(
         if ``per_dimension``), ``penalty`` (moves the policy only), ``dual_loss`` (moves the
         multipliers only).
     """
+    target = DiagonalGaussian(target_mean.detach(), target_stddev.detach())
     fit = fit_policy(
         "decoupled",
         DiagonalGaussian(mean, stddev),
-        DiagonalGaussian(target_mean.detach(), target_stddev.detach()),
-        actions,
-        weights,
+        target,
+        target.summarise(actions, weights),
         [
             _bound("mu", alpha_mu, epsilon_mu, per_dimension),
             _bound("sigma", alpha_sigma, epsilon_sigma, per_dimension),
@@ -190,12 +188,12 @@ def coupled_fit(
 
     The arguments are those of :func:`decoupled_fit`, with one multiplier.
     """
+    target = DiagonalGaussian(target_mean.detach(), target_stddev.detach())
     fit = fit_policy(
         "coupled",
         DiagonalGaussian(mean, stddev),
-        DiagonalGaussian(target_mean.detach(), target_stddev.detach()),
-        actions,
-        weights,
+        target,
+        target.summarise(actions, weights),
         [_bound("pi", alpha, epsilon)],
     )
     return CoupledFit(fit.policy_loss, fit.kls["pi"], fit.penalty, fit.dual_losses["pi"])

@@ -24,7 +24,7 @@ from rerpi_rllib.core.settings import LearningSettings
 # The columns of a batch, and under the keys below what an update adds to it.
 Batch = Mapping[str, Any]
 Metrics = dict[str, Tensor]
-PLAN, TARGETS, CANDIDATES = "plan", "targets", "candidates"
+PLAN, TARGETS, CANDIDATES, WEIGHTED = "plan", "targets", "candidates", "weighted"
 
 
 def rerpi_losses(
@@ -39,8 +39,7 @@ def rerpi_losses(
             ``[B]`` (0 or 1); otherwise windows of K steps, ``obs`` ``[B, K + 1, O]``, the others
             ``[B, K, ...]``, with ``action_logp`` and ``loss_mask`` (False on rows that are no step:
             there may be some inside a window, between two episodes). ``plan`` says what the update
-            does, by default everything. What :func:`ask_target_networks` has added is not computed
-            again.
+            does, by default everything. What :func:`prepare` has added is not computed again.
         settings: the algorithm's numbers.
 
     Returns:
@@ -61,11 +60,11 @@ def critic_loss(
 ) -> tuple[Tensor, Metrics]:
     """Compute the loss of Step 1, which depends on the critic and the target networks."""
     targets = batch[TARGETS] if TARGETS in batch else critic_targets(nets, batch, settings)
-    actions = nets.policy.encode_actions(batch["actions"])
+    actions, is_step = nets.policy.encode_actions(batch["actions"]), None
     if settings.policy_evaluation != "td0":
-        steps = batch["loss_mask"]
-        actions, targets = actions[steps], targets[steps]
-    loss = nets.critic.loss(_states(batch, settings), actions, targets)
+        actions, targets = actions.flatten(0, 1), targets.flatten(0, 1)
+        is_step = batch["loss_mask"].flatten().to(targets.dtype)
+    loss = nets.critic.loss(_states(batch, settings), actions, targets, is_step)
     return loss, {"critic_loss": loss.detach()}
 
 
@@ -81,27 +80,36 @@ def policy_losses(
     if settings.fit == "value_gradient":
         losses, metrics = _value_gradient_loss(nets, states, settings)
     else:
-        candidates = batch.get(CANDIDATES) or ask_candidates(nets, states, settings)
+        dual_losses: dict[str, Tensor] = {}
+        weighted = batch.get(WEIGHTED)
+        if weighted is None:
+            candidates = batch.get(CANDIDATES) or sample_candidates(nets, states, settings)
+            weighted, dual_losses = weigh(nets, candidates, settings)
         plan = batch.get(PLAN, Plan())
-        losses, metrics = _improvement_losses(nets, states, candidates, settings, plan)
+        losses, metrics = _fit_losses(nets, states, weighted, dual_losses, settings, plan)
     return losses, {name: value.detach() for name, value in metrics.items()}
 
 
 def _states(batch: Batch, settings: LearningSettings) -> Tensor:
-    """Return the states of a batch's transitions, ``[M, O]``."""
+    """Return the states of a batch, ``[M, O]``.
+
+    In windows these are all states but the last one; some of them end an episode. The policy is
+    improved at these, too, so that the number of states is the same in every batch.
+    """
     states: Tensor = batch["obs"]
-    return states if settings.policy_evaluation == "td0" else states[:, :-1][batch["loss_mask"]]
+    return states if settings.policy_evaluation == "td0" else states[:, :-1].flatten(0, 1)
 
 
 @torch.no_grad()
-def ask_target_networks(
+def prepare(
     nets: ActorCritic, batches: Sequence[Batch], settings: LearningSettings
 ) -> list[dict[str, Any]]:
-    """Add to the batches of several updates all that their losses need of the target networks.
+    """Add to the batches of several updates what their losses need of the target networks.
 
     The target networks do not change between two copies, so they can be evaluated for many updates
-    at once: with small batches it is the number of operations that counts, not their size. The
-    temperature is then solved for all these states together.
+    at once: with small batches it is the number of operations that counts, not their size. Nor do
+    the weights of the actions change, unless a temperature is learned; where it is solved for
+    instead, it is solved for all these states together.
 
     Args:
         nets, settings: as for :func:`rerpi_losses`.
@@ -117,9 +125,13 @@ def ask_target_networks(
     improving = [batch for batch in prepared if batch.get(PLAN, Plan()).improve_policy]
     if improving and settings.fit != "value_gradient":
         states = [_states(batch, settings) for batch in improving]
-        candidates = ask_candidates(nets, torch.cat(states), settings).split(list(map(len, states)))
-        for batch, chunk in zip(improving, candidates):
-            batch[CANDIDATES] = chunk
+        sizes = list(map(len, states))
+        candidates = sample_candidates(nets, torch.cat(states), settings)
+        key, chunks = CANDIDATES, candidates.split(sizes)
+        if not any(c.learned and not c.is_trust_region for c in nets.constraints.values()):
+            key, chunks = WEIGHTED, weigh(nets, candidates, settings)[0].split(sizes)
+        for batch, chunk in zip(improving, chunks):
+            batch[key] = chunk
     return prepared
 
 
@@ -206,14 +218,12 @@ class Candidates:
         values: ``[N, B]`` by the part of the constraint that turns them into weights: Q-values
             ("nonparametric"), and with an action penalty the costs of the actions ("penalty").
         log_prior: ``[N, B]``, if the actions are not samples.
-        temperatures: those that are solved for and not learned, by part.
     """
 
     target: Distribution
     actions: Tensor
     values: dict[str, Tensor]
     log_prior: Tensor | None
-    temperatures: dict[str, Tensor]
 
     def split(self, sizes: list[int]) -> list[Candidates]:
         """Split along the batch dimension into chunks of the given sizes."""
@@ -221,74 +231,49 @@ class Candidates:
         values = zip(*(values.split(sizes, 1) for values in self.values.values()))
         chunks = zip(self.target.split(sizes), self.actions.split(sizes, 1), values, priors)
         return [
-            Candidates(target, actions, dict(zip(self.values, chunk)), prior, self.temperatures)
+            Candidates(target, actions, dict(zip(self.values, chunk)), prior)
             for target, actions, chunk, prior in chunks
         ]
 
 
+@dataclass(frozen=True)
+class WeightedActions:
+    """The result of Step 2: all that Step 3 needs of the target networks.
+
+    Args:
+        target: the target policy at B states.
+        summary: what its ``summarise`` returns for its actions and their weights.
+        metrics: scalars.
+    """
+
+    target: Distribution
+    summary: tuple[Tensor, ...]
+    metrics: Metrics
+
+    def split(self, sizes: list[int]) -> list[WeightedActions]:
+        """Split along the batch dimension into chunks of the given sizes."""
+        chunks = zip(self.target.split(sizes), zip(*(part.split(sizes) for part in self.summary)))
+        return [WeightedActions(target, summary, self.metrics) for target, summary in chunks]
+
+
 @torch.no_grad()
-def ask_candidates(nets: ActorCritic, obs: Tensor, settings: LearningSettings) -> Candidates:
+def sample_candidates(nets: ActorCritic, obs: Tensor, settings: LearningSettings) -> Candidates:
     """Draw candidates at the states ``obs`` ``[B, O]`` and evaluate them."""
     target = nets.target_policy(obs)
     actions, log_prior = target.candidates(settings.num_action_samples)
     values = {"nonparametric": nets.target_critic(obs, actions)}
     if "penalty" in nets.constraints:
         values["penalty"] = weights.out_of_bounds_cost(actions)
-    temperatures = {
-        part: weights.solve_temperature(values[part], constraint.epsilon, log_prior)
-        for part, constraint in nets.constraints.items()
-        if not (constraint.is_trust_region or constraint.learned)
-    }
-    return Candidates(target, actions, values, log_prior, temperatures)
+    return Candidates(target, actions, values, log_prior)
 
 
-def _improvement_losses(
-    nets: ActorCritic,
-    obs: Tensor,
-    candidates: Candidates,
-    settings: LearningSettings,
-    plan: Plan,
-) -> tuple[dict[str, Tensor], Metrics]:
-    action_weights, dual_losses, metrics = _weights(nets, candidates, settings)
-    online = nets.policy(obs)
-    alphas = [
-        (constraint, nets.multipliers[constraint.multiplier]())
-        for constraint in nets.constraints.values()
-        if constraint.is_trust_region
-    ]
-    target = candidates.target
-    fit = fit_policy(settings.fit, online, target, candidates.actions, action_weights, alphas)
-    losses = {"policy": fit.scaled_loss}
-    dual_losses |= fit.dual_losses
-    if dual_losses:
-        # Zero instead of left out: data-parallel learners expect a gradient for every parameter.
-        losses["dual"] = torch.stack(
-            [float(plan.moves(nets.constraints[part])) * dual_losses[part] for part in dual_losses]
-        ).sum()
-    if settings.fit != "decoupled":
-        metrics |= _moved(online, target)
-    for constraint, alpha in alphas:
-        # The mean over dimensions where these are bounded: what is shown is what is bounded.
-        metrics[constraint.kl] = fit.kls[constraint.part].mean()
-        metrics[constraint.multiplier] = alpha.mean()
-    metrics |= {"policy_loss": fit.policy_loss, "q_mean": candidates.values["nonparametric"].mean()}
-    return losses, metrics | online.metrics()
-
-
-@torch.no_grad()
-def _moved(online: Distribution, target: Distribution) -> Metrics:
-    """Return the KLs by which the policy's parts have moved since the last copy."""
-    kls = online.part_kls(target)
-    return {f"kl_{part}": kl.mean(dim=0).sum() for part, kl in kls.items()}
-
-
-def _weights(
+def weigh(
     nets: ActorCritic, candidates: Candidates, settings: LearningSettings
-) -> tuple[Tensor, dict[str, Tensor], Metrics]:
-    """Do Step 2: return the weights of the actions, the losses of learned temperatures, metrics."""
+) -> tuple[WeightedActions, dict[str, Tensor]]:
+    """Do Step 2; the second result are the losses of the temperatures that are learned."""
     q_values, log_prior = candidates.values["nonparametric"], candidates.log_prior
     losses: dict[str, Tensor] = {}
-    metrics: Metrics = {}
+    metrics: Metrics = {"q_mean": q_values.mean()}
 
     def exponential(constraint: Constraint) -> Tensor:
         values = candidates.values[constraint.part]
@@ -299,7 +284,7 @@ def _weights(
             )
             temperature = learned.detach()
         else:
-            temperature = candidates.temperatures[constraint.part]
+            temperature = weights.solve_temperature(values, constraint.epsilon, log_prior)
         result = weights.exponential_weights(values, temperature, log_prior)
         metrics[constraint.multiplier] = temperature
         metrics[constraint.kl] = weights.kl_to_prior(result, log_prior).mean()
@@ -323,7 +308,49 @@ def _weights(
     if "penalty" in nets.constraints:
         # The two sets of weights are added, so they sum to two; the multipliers absorb the factor.
         action_weights = action_weights + exponential(nets.constraints["penalty"])
-    return action_weights, losses, metrics
+    target = candidates.target
+    summary = target.summarise(candidates.actions, action_weights)
+    return WeightedActions(target, summary, metrics), losses
+
+
+def _fit_losses(
+    nets: ActorCritic,
+    obs: Tensor,
+    weighted: WeightedActions,
+    dual_losses: dict[str, Tensor],
+    settings: LearningSettings,
+    plan: Plan,
+) -> tuple[dict[str, Tensor], Metrics]:
+    """Compute the losses of Step 3, and with the given ones of Step 2 that of all multipliers."""
+    online, target = nets.policy(obs), weighted.target
+    alphas = [
+        (constraint, nets.multipliers[constraint.multiplier]())
+        for constraint in nets.constraints.values()
+        if constraint.is_trust_region
+    ]
+    fit = fit_policy(settings.fit, online, target, weighted.summary, alphas)
+    losses = {"policy": fit.scaled_loss}
+    dual_losses = dual_losses | fit.dual_losses
+    if dual_losses:
+        # Zero instead of left out: data-parallel learners expect a gradient for every parameter.
+        losses["dual"] = torch.stack(
+            [float(plan.moves(nets.constraints[part])) * dual_losses[part] for part in dual_losses]
+        ).sum()
+    metrics = weighted.metrics | {"policy_loss": fit.policy_loss} | online.metrics()
+    if settings.fit != "decoupled":
+        metrics |= _moved(online, target)
+    for constraint, alpha in alphas:
+        # The mean over dimensions where these are bounded: what is shown is what is bounded.
+        metrics[constraint.kl] = fit.kls[constraint.part].mean()
+        metrics[constraint.multiplier] = alpha.mean()
+    return losses, metrics
+
+
+@torch.no_grad()
+def _moved(online: Distribution, target: Distribution) -> Metrics:
+    """Return the KLs by which the policy's parts have moved since the last copy."""
+    kls = online.part_kls(target)
+    return {f"kl_{part}": kl.mean(dim=0).sum() for part, kl in kls.items()}
 
 
 # -- Instead of Steps 2 and 3: follow the critic's gradient (SVG(0), DDPG). --

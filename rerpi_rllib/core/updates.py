@@ -19,9 +19,9 @@ from rerpi_rllib.core.losses import (
     PLAN,
     Batch,
     Metrics,
-    ask_target_networks,
     critic_loss,
     policy_losses,
+    prepare,
 )
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.plan import plan_update
@@ -33,7 +33,7 @@ Step = Callable[[Batch], Metrics]
 
 # The target networks are evaluated on at most this many steps at once: more would gain little and
 # take memory.
-_STEPS_ASKED_AT_ONCE = 4096
+_STEPS_PREPARED_AT_ONCE = 4096
 
 
 def make_optimizers(
@@ -66,7 +66,10 @@ def make_optimizers(
             # updates. They have no momentum: it would carry them on through the updates that leave
             # them alone.
             rate, betas = (dual_lr, (0.0, 0.9)) if name == "dual" else (lr, (0.9, 0.999))
-            optimizers[name] = torch.optim.Adam(parameters, lr=rate, betas=betas, fused=True)
+            # Capturable: on a GPU an update can be recorded in a graph.
+            optimizers[name] = torch.optim.Adam(
+                parameters, lr=rate, betas=betas, fused=True, capturable=True
+            )
     return optimizers
 
 
@@ -106,7 +109,7 @@ def run_updates(
     optimizers: Optimizers | None = None,
     policy_thread: Executor | None = None,
     step: Step | None = None,
-    ask_ahead: bool = True,
+    ahead: bool = True,
 ) -> dict[str, float]:
     """Make one update for every ``minibatch_size`` rows, in order.
 
@@ -118,8 +121,8 @@ def run_updates(
         policy_thread: takes the policy's steps beside the critic's. Between two target copies neither
             depends on the other, except with value gradients, where it must not be given.
         step: takes the steps in place of ``optimizers``.
-        ask_ahead: whether to ask the target networks for several updates at once. Otherwise the
-            losses of each update ask them.
+        ahead: whether to evaluate the target networks for several updates at once. Otherwise the
+            losses of each update do.
 
     Returns:
         The mean of each metric over the updates.
@@ -153,7 +156,7 @@ def run_updates(
     ]
     for number, minibatch in enumerate(minibatches, int(nets.num_updates) + 1):
         minibatch[PLAN] = plan_update(number, settings)
-    at_once = max(1, _STEPS_ASKED_AT_ONCE // minibatches[0]["rewards"].numel())
+    at_once = max(1, _STEPS_PREPARED_AT_ONCE // minibatches[0]["rewards"].numel())
     waiting, prepared = deque(minibatches), deque[dict[str, Any]]()
     try:
         while waiting or prepared:
@@ -163,8 +166,8 @@ def run_updates(
                     prepared.append(waiting.popleft())
                     if prepared[-1][PLAN].copy_targets:
                         break
-                if ask_ahead:
-                    prepared = deque(ask_target_networks(nets, prepared, settings))
+                if ahead:
+                    prepared = deque(prepare(nets, prepared, settings))
             batch = prepared.popleft()
             log((step or own_step)(batch))
             nets.num_updates += 1

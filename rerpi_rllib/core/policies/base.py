@@ -104,12 +104,30 @@ class Distribution(ABC):
         """
         return self.sample(n), None
 
-    def cross_entropy(self, actions: Tensor, weights: Tensor) -> Tensor:
-        """Return ``-sum_i w_i log p(a_i)``, averaged over states; the arguments are constants.
+    def summarise(self, actions: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+        """Reduce weighted actions of this distribution to what :meth:`cross_entropy` needs of them.
+
+        Args:
+            actions: ``[N, B, D]``.
+            weights: ``[N, B]``.
+
+        Returns:
+            Constant tensors with the batch as their first dimension; by default the actions
+            ``[B, N, D]`` and the weights ``[B, N]`` themselves.
+        """
+        return actions.transpose(0, 1), weights.T
+
+    def cross_entropy(self, target: Self, summary: Sequence[Tensor]) -> Tensor:
+        """Return ``-sum_i w_i log p(a_i)``, averaged over states.
 
         It is a scalar, or ``[D]`` where it is a sum over action dimensions.
+
+        Args:
+            target: the distribution that the actions are from.
+            summary: what its :meth:`summarise` has returned.
         """
-        return -(weights * self.log_prob(actions)).sum(dim=0).mean()
+        actions, weights = summary
+        return -(weights.T * self.log_prob(actions.transpose(0, 1))).sum(dim=0).mean()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -71,17 +71,19 @@ class DiagonalGaussian(Gaussian):
         per_dimension = -0.5 * standardised.square() - self.stddev.log() - _HALF_LOG_TWO_PI
         return per_dimension.sum(dim=-1)
 
-    def cross_entropy(self, actions: Tensor, weights: Tensor) -> Tensor:
-        # This needs only the weighted moments of the actions, so that the [N, B, D] tensor takes no
-        # part in the backward pass.
-        center = self.mean.detach()
+    def summarise(self, actions: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+        """Return the sum of the weights and the weighted moments of the actions around the mean."""
         with torch.no_grad():
-            offsets = actions - center
+            offsets = actions - self.mean
             weighted = weights.unsqueeze(-1) * offsets
             total = weights.sum(dim=0).unsqueeze(-1)
-            first, second = weighted.sum(dim=0), (weighted * offsets).sum(dim=0)
-        shift = self.mean - center
-        square = second - 2.0 * shift * first + total * shift.square()
+            return total, weighted.sum(dim=0), (weighted * offsets).sum(dim=0)
+
+    def cross_entropy(self, target: Self, summary: Sequence[Tensor]) -> Tensor:
+        total, first, square = summary
+        if self.mean is not target.mean:
+            shift = self.mean - target.mean
+            square = square + shift * (total * shift - 2.0 * first)
         per_dimension = 0.5 * square / self.stddev.square() + total * (
             self.stddev.log() + _HALF_LOG_TWO_PI
         )
