@@ -1,10 +1,13 @@
-"""One learner update of this package's core, compared with three peers in one run, in turn.
+"""One learner update of this package's core, compared with four peers in one run, in turn.
 
-The peers are a textbook version, the time of the matrix products alone, and the core inside RLlib's
-Learner. The textbook version is the paper's update as one would first write it in torch: state and
-sampled action are concatenated for the critic, ``torch.distributions`` computes densities and KLs,
-and each loss has an optimizer and a backward pass of its own. It runs in a separate process with the
-C library's default memory management, because the core changes that for its whole process.
+The peers are a JAX learner (``jax_learner.py``), a textbook version in torch, the time of the matrix
+products alone at the fastest rate that torch offers on this machine, and the core inside RLlib's
+Learner. The first two run in processes of their own.
+
+The textbook version is the paper's update as one would first write it in torch: state and sampled
+action are concatenated for the critic, ``torch.distributions`` computes densities and KLs, and each
+loss has an optimizer and a backward pass of its own. It has the C library's default memory
+management, which the core changes for its whole process. The operators of an update are counted, too.
 
 python benchmarks/update.py [--json]
 """
@@ -16,6 +19,7 @@ import itertools
 import multiprocessing
 import statistics
 from collections.abc import Callable
+from typing import Any
 
 import common
 import gymnasium as gym
@@ -26,10 +30,12 @@ from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from torch import nn
 from torch.distributions import Independent, Normal, kl_divergence
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rerpi_rllib import RERPIConfig
 from rerpi_rllib.algorithm.networks import build_networks
 from rerpi_rllib.algorithm.process import keep_freed_memory
+from rerpi_rllib.core.layers import _onednn_product, choose_product
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.settings import LearningSettings
 from rerpi_rllib.core.threads import one_torch_thread_each, set_threads
@@ -37,6 +43,7 @@ from rerpi_rllib.core.updates import make_optimizers, run_updates
 
 # Observations, action dimensions, batch, policy layers, critic layers.
 SIZES = (
+    (17, 6, 128, (128,) * 2, (256,) * 2),
     (17, 6, 256, (200,) * 3, (500,) * 3),
     (67, 21, 256, (200,) * 3, (500,) * 3),
     (67, 21, 3072, (200,) * 3, (500,) * 3),
@@ -45,6 +52,7 @@ SIZES = (
 ACTIONS, ROUNDS = 20, 7
 THREADS = 2  # The same for all.
 PEERS = {
+    "jax": "a JAX learner in Acme's style",
     "textbook": "the textbook version",
     "limit": "its matrix products alone",
     "learner": "with RLlib's Learner around it",
@@ -137,6 +145,7 @@ def core(size: tuple, num_actions: int = ACTIONS) -> Callable[[dict[str, np.ndar
     config = config_for(size).training(num_action_samples=num_actions).environment("Pendulum-v1")
     set_threads(THREADS)
     keep_freed_memory()
+    choose_product()
     nets, settings = networks(size, config)
     how = {"optimizers": make_optimizers(nets), "policy_thread": one_torch_thread_each(1)}
 
@@ -196,7 +205,11 @@ def _limit_seconds(size: tuple) -> float:
     )  # fmt: skip
     left, right = torch.randn(2048, critic[0]), torch.randn(critic[0], critic[0])
     torch.set_num_threads(THREADS)
-    fastest = min(common.seconds(lambda: left @ right) for _ in range(30))
+    fastest = min(
+        common.seconds(product)
+        for product in (lambda: left @ right, lambda: _onednn_product(left, right, None))
+        for _ in range(30)
+    )
     torch.set_num_threads(1)
     return multiplications * fastest / (2048 * critic[0] ** 2)
 
@@ -213,15 +226,54 @@ def _textbook_seconds(size: tuple, calls: int) -> float:
     return common.seconds(lambda: [_textbook[size].update(batch) for _ in range(calls)])
 
 
-def _measure(size: tuple, elsewhere) -> dict[str, float]:
+_jax: dict[tuple, Callable[[list[dict[str, np.ndarray]]], None]] = {}
+
+
+def _jax_seconds(size: tuple, calls: int) -> float:
+    """Return the time of several updates of the JAX learner; call this in a separate process."""
+    import jax_learner
+
+    if size not in _jax:
+        _jax[size] = jax_learner.make_update(size, ACTIONS)
+    batch = random_batch(size)
+    return common.seconds(lambda: _jax[size]([batch] * calls))
+
+
+class _Count(TorchDispatchMode):
+    """Counts operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def count_operators(size: tuple, updates: int) -> float:
+    """Return the operators of an update when several are made in one call, on one thread."""
+    nets, settings = networks(size, config_for(size).environment("Pendulum-v1"))
+    columns = {name: torch.from_numpy(c) for name, c in random_batch(size, updates).items()}
+    optimizers = make_optimizers(nets)
+    set_threads(1)
+    run_updates(nets, settings, columns, size[2], optimizers=optimizers)
+    with _Count() as counter:
+        run_updates(nets, settings, columns, size[2], optimizers=optimizers)
+    set_threads(THREADS)
+    return counter.count / updates
+
+
+def _measure(size: tuple, textbook: Any, jax: Any) -> dict[str, float]:
     """Return the milliseconds per update: medians over several rounds."""
     calls = max(1, 2560 // size[2])
     batch = random_batch(size, calls)
     own, learner = core(size), _learner(size, calls)
-    found: dict[str, list[float]] = {"core": [], "textbook": [], "learner": [], "limit": []}
+    found: dict[str, list[float]] = {name: [] for name in ("core", *PEERS)}
     for _ in range(ROUNDS + 1):
         found["core"].append(common.seconds(lambda: own(batch)) / calls)
-        found["textbook"].append(elsewhere.apply(_textbook_seconds, (size, calls)) / calls)
+        found["textbook"].append(textbook.apply(_textbook_seconds, (size, calls)) / calls)
+        found["jax"].append(jax.apply(_jax_seconds, (size, calls)) / calls)
         found["learner"].append(common.seconds(lambda: learner(batch)) / calls)
         found["limit"].append(_limit_seconds(size))
     # The first round is a warm-up.
@@ -230,10 +282,11 @@ def _measure(size: tuple, elsewhere) -> dict[str, float]:
 
 def main() -> None:
     report = common.Report(__doc__)
-    with multiprocessing.get_context("spawn").Pool(1) as elsewhere:
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Pool(1) as textbook, spawn.Pool(1) as jax:
         for size in SIZES:
             observations, actions, rows, policy, critic = size
-            times = _measure(size, elsewhere)
+            times = _measure(size, textbook, jax)
             setting = (
                 f"{observations} + {actions} floats, batch {rows}, policy {policy}, critic {critic}, "
                 f"{THREADS} threads"
@@ -242,6 +295,10 @@ def main() -> None:
                 ratio = times[peer] / times["core"]
                 name = f"update_{rows}_{observations}_{critic[0]}x{len(critic)}_{peer}"
                 report.add(name, times["core"], times[peer], "ms", ratio, setting, peer_name)
+            several, one = (count_operators(size, updates) for updates in (20, 1))
+            name = f"operators_{rows}_{critic[0]}x{len(critic)}"
+            peer_name = "in a call with one update"
+            report.add(name, several, one, "operators", one / several, setting, peer_name)
 
 
 if __name__ == "__main__":

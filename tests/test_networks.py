@@ -5,13 +5,14 @@ import torch
 from conftest import METRICS
 
 from rerpi_rllib import RERPIConfig, core
+from rerpi_rllib.core import layers
 from rerpi_rllib.core.critics import CategoricalHead, QuantileHead
 from rerpi_rllib.core.layers import ELU, Tanh
 from rerpi_rllib.core.losses import (
     _td0_targets,
     _window_targets,
-    prepare,
     critic_targets,
+    prepare,
     rerpi_losses,
 )
 from rerpi_rllib.core.multipliers import Multiplier
@@ -549,3 +550,47 @@ def test_value_gradient_moves_the_policy_along_the_critic_and_leaves_that_alone(
     rerpi_loss(nets, {**batch, "plan": Plan(improve_policy=False)}, settings)[0].backward()
     for a, b in zip(gradients, nets.critic.parameters()):
         torch.testing.assert_close(a, b.grad)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(128,), (4, 50)])
+def test_both_products_agree_with_their_gradients(monkeypatch, bias, shape):
+    torch.manual_seed(0)
+    layer = layers.Linear(7, 5, bias=bias)
+    inputs = torch.randn(*shape, 7, requires_grad=True)
+    results = []
+    for uses_onednn in (False, True):
+        monkeypatch.setattr(layers, "_uses_onednn", uses_onednn)
+        outputs = layer(inputs)
+        gradients = torch.autograd.grad(outputs.square().sum(), [inputs, *layer.parameters()])
+        with torch.no_grad():
+            torch.testing.assert_close(layer(inputs), outputs)
+        results.append((outputs, *gradients))
+    torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("seconds,expected", [(1.0, False), (0.1, True)])
+def test_the_faster_product_is_chosen(monkeypatch, seconds, expected):
+    """With a clock that goes on by what each product costs."""
+    clock = [0.0]
+
+    def product(cost, result):
+        def multiply(inputs, weight, bias):
+            clock[0] += cost
+            return result
+
+        return multiply
+
+    monkeypatch.setattr(layers, "_uses_onednn", not expected)
+    monkeypatch.setattr(layers.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(layers, "_onednn_product", product(seconds, None))
+    monkeypatch.setattr(layers.functional, "linear", product(1.0, None))
+    layers.choose_product()
+    assert layers._uses_onednn == expected
+
+
+def test_without_onednn_there_is_one_product(monkeypatch):
+    monkeypatch.setattr(layers, "_uses_onednn", True)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    layers.choose_product()
+    assert not layers._uses_onednn

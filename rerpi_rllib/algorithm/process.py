@@ -7,14 +7,16 @@ import os
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+from rerpi_rllib.core.layers import choose_product
 from rerpi_rllib.core.threads import set_threads
 
 
 def set_up_learning(config: AlgorithmConfig) -> int:
-    """Set up the threads and the memory of this process, and return the number of threads."""
+    """Set up how this process computes, and return the number of its threads."""
     threads = learner_threads(config)
     set_threads(threads)
     keep_freed_memory()
+    choose_product()
     return threads
 
 

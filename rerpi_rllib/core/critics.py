@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rerpi_rllib.core.layers import after_first_layer
+from rerpi_rllib.core.layers import Linear, after_first_layer
 from rerpi_rllib.core.threads import in_threads
 
 _ROWS_AT_ONCE = 512
@@ -122,13 +122,13 @@ class CriticNetwork(nn.Module):
     ) -> None:
         super().__init__()
         # The first linear layer on (s, a) is kept in two parts and initialised as one.
-        self.first_state = nn.Linear(observation_size, layers[0])
-        self.first_action = nn.Linear(action_size, layers[0], bias=False)
+        self.first_state = Linear(observation_size, layers[0])
+        self.first_action = Linear(action_size, layers[0], bias=False)
         bound = 1.0 / math.sqrt(observation_size + action_size)
         for parameter in (*self.first_state.parameters(), *self.first_action.parameters()):
             nn.init.uniform_(parameter, -bound, bound)
         self.body = after_first_layer(layers)
-        self.output = nn.Linear(layers[-1], outputs)
+        self.output = Linear(layers[-1], outputs)
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         # The state's half of the first layer is computed once for all of a state's actions.

@@ -127,11 +127,10 @@ def prepare(
         states = [_states(batch, settings) for batch in improving]
         sizes = list(map(len, states))
         candidates = sample_candidates(nets, torch.cat(states), settings)
-        key, chunks = CANDIDATES, candidates.split(sizes)
-        if not any(c.learned and not c.is_trust_region for c in nets.constraints.values()):
-            key, chunks = WEIGHTED, weigh(nets, candidates, settings)[0].split(sizes)
-        for batch, chunk in zip(improving, chunks):
-            batch[key] = chunk
+        learned = any(c.learned and not c.is_trust_region for c in nets.constraints.values())
+        done = candidates if learned else weigh(nets, candidates, settings)[0]
+        for batch, chunk in zip(improving, done.split(sizes)):
+            batch[CANDIDATES if learned else WEIGHTED] = chunk
     return prepared
 
 
@@ -330,7 +329,7 @@ def _fit_losses(
     ]
     fit = fit_policy(settings.fit, online, target, weighted.summary, alphas)
     losses = {"policy": fit.scaled_loss}
-    dual_losses = dual_losses | fit.dual_losses
+    dual_losses = {**dual_losses, **fit.dual_losses}
     if dual_losses:
         # Zero instead of left out: data-parallel learners expect a gradient for every parameter.
         losses["dual"] = torch.stack(

@@ -17,7 +17,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from rerpi_rllib.core.layers import body
+from rerpi_rllib.core.layers import Linear, body
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,9 @@ class Policy(nn.Module, ABC):
         return actions
 
 
-def output_layer(inputs: int, outputs: int, bias: float = 0.0) -> nn.Linear:
+def output_layer(inputs: int, outputs: int, bias: float = 0.0) -> Linear:
     """Make a linear layer with near-zero weights: at the start every state has the same policy."""
-    layer = nn.Linear(inputs, outputs)
+    layer = Linear(inputs, outputs)
     nn.init.normal_(layer.weight, std=1e-2 / math.sqrt(inputs))
     nn.init.constant_(layer.bias, bias)
     return layer
