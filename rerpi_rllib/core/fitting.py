@@ -9,6 +9,7 @@ Paper: section 4.2 (decoupled fit) and equation 2 (its constraints).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,17 +27,29 @@ class Fit:
 
     Args:
         policy_loss: the sum of the cross-entropies.
-        penalty: the sum of alpha * KL, which moves the policy only.
         scaled_loss: cross-entropies and penalties, each part with the scale of its constraint.
+        penalties: alpha * KL by part, which moves the policy only.
         kls: the mean KL over states of each constraint by part, ``[D]`` if it is per dimension.
         dual_losses: alpha * (epsilon - KL) by part, which moves the multiplier only.
     """
 
     policy_loss: Tensor
-    penalty: Tensor
     scaled_loss: Tensor
+    penalties: Mapping[str, Tensor]
     kls: Mapping[str, Tensor]
     dual_losses: Mapping[str, Tensor]
+
+    @property
+    def penalty(self) -> Tensor:
+        """The sum of the penalties."""
+        return functools.reduce(
+            torch.add, self.penalties.values(), torch.zeros_like(self.policy_loss)
+        )
+
+
+def _total(values: Tensor) -> Tensor:
+    """Sum over dimensions, if there are any."""
+    return values.sum() if values.dim() else values
 
 
 def fit_policy(
@@ -65,31 +78,32 @@ def fit_policy(
     else:
         entropies = {WHOLE_POLICY.name: online.cross_entropy(target, summary)}
         state_kls = {WHOLE_POLICY.name: online.kl(target)} if constraints else {}
-    terms, penalties, kls, dual_losses = dict(entropies), [], {}, {}
+    totals = {part: _total(entropy) for part, entropy in entropies.items()}
+    scaled, penalties, kls, dual_losses = dict(totals), {}, {}, {}
     for constraint, multiplier in constraints:
-        kl = state_kls[constraint.part].mean(dim=0)
-        kl = kl if constraint.per_dimension else kl.sum()
+        part = constraint.part
+        kl = state_kls[part].mean(dim=0)
+        kl = kl if constraint.per_dimension else _total(kl)
         alpha = torch.as_tensor(multiplier, dtype=kl.dtype, device=kl.device)
         if alpha.numel() > kl.numel():
             raise ValueError(
-                f"The multiplier of {constraint.part!r} has shape {tuple(alpha.shape)} and its KL "
+                f"The multiplier of {part!r} has shape {tuple(alpha.shape)} and its KL "
                 f"{tuple(kl.shape)}: one for each action dimension is for per_dimension=True."
             )
-        entropy, fixed_alpha = entropies[constraint.part], alpha.detach()
-        penalties.append((fixed_alpha * kl).sum())
-        if entropy.dim() == kl.dim() == 1:  # Each dimension has a loss and a multiplier of its own.
-            terms[constraint.part] = constraint.scale(fixed_alpha) * (entropy + fixed_alpha * kl)
+        fixed_alpha = alpha.detach()
+        penalty = fixed_alpha * kl
+        kls[part], penalties[part] = kl, _total(penalty)
+        if entropies[part].dim() == kl.dim() == 1:
+            # Each dimension has a loss and a multiplier of its own.
+            scaled[part] = (constraint.scale(fixed_alpha) * (entropies[part] + penalty)).sum()
         else:
-            terms[constraint.part] = constraint.scale(fixed_alpha.max()) * (
-                entropy.sum() + penalties[-1]
-            )
-        kls[constraint.part] = kl
-        dual_losses[constraint.part] = (alpha * (constraint.epsilon - kl.detach())).sum()
-    policy_loss = torch.stack([entropy.sum() for entropy in entropies.values()]).sum()
+            largest = fixed_alpha.max() if fixed_alpha.dim() else fixed_alpha
+            scaled[part] = constraint.scale(largest) * (totals[part] + penalties[part])
+        dual_losses[part] = _total(alpha * (constraint.epsilon - kl.detach()))
     return Fit(
-        policy_loss,
-        torch.stack(penalties).sum() if penalties else torch.zeros_like(policy_loss),
-        torch.stack([term.sum() for term in terms.values()]).sum(),
+        functools.reduce(torch.add, totals.values()),
+        functools.reduce(torch.add, scaled.values()),
+        penalties,
         kls,
         dual_losses,
     )

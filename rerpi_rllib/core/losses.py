@@ -6,6 +6,7 @@ their sum serves the critic, the policy and the multipliers, each with its own o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -332,16 +333,21 @@ def _fit_losses(
     dual_losses = {**dual_losses, **fit.dual_losses}
     if dual_losses:
         # Zero instead of left out: data-parallel learners expect a gradient for every parameter.
-        losses["dual"] = torch.stack(
-            [float(plan.moves(nets.constraints[part])) * dual_losses[part] for part in dual_losses]
-        ).sum()
+        losses["dual"] = functools.reduce(
+            torch.add,
+            [
+                loss if plan.moves(nets.constraints[part]) else 0.0 * loss
+                for part, loss in dual_losses.items()
+            ],
+        )
     metrics = weighted.metrics | {"policy_loss": fit.policy_loss} | online.metrics()
     if settings.fit != "decoupled":
         metrics |= _moved(online, target)
     for constraint, alpha in alphas:
         # The mean over dimensions where these are bounded: what is shown is what is bounded.
-        metrics[constraint.kl] = fit.kls[constraint.part].mean()
-        metrics[constraint.multiplier] = alpha.mean()
+        kl = fit.kls[constraint.part]
+        metrics[constraint.kl] = kl.mean() if kl.dim() else kl
+        metrics[constraint.multiplier] = alpha.mean() if alpha.dim() else alpha
     return losses, metrics
 
 

@@ -33,5 +33,5 @@ class Multiplier(nn.Module):
         """Return the multiplier's value."""
         with torch.no_grad():
             self.log_value.clamp_(min=self.log_minimum)
-        value = self.log_value.detach().exp()
-        return value + (self.log_value - self.log_value.detach())
+        fixed = self.log_value.detach()
+        return fixed.exp() + (self.log_value - fixed)

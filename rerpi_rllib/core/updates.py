@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from typing import Any
 
@@ -78,7 +78,7 @@ def policy_step(
 ) -> Metrics:
     """Take the steps of the policy and of the multipliers."""
     losses, metrics = policy_losses(nets, batch, settings)
-    _step(torch.stack(list(losses.values())).sum(), optimizers, ("policy", "dual"))
+    _step(list(losses.values()), optimizers, ("policy", "dual"))
     return metrics
 
 
@@ -87,15 +87,15 @@ def critic_step(
 ) -> Metrics:
     """Take the critic's step."""
     loss, metrics = critic_loss(nets, batch, settings)
-    _step(loss, optimizers, ("critic",))
+    _step([loss], optimizers, ("critic",))
     return metrics
 
 
-def _step(loss: Tensor, optimizers: Optimizers, names: tuple[str, ...]) -> None:
+def _step(losses: Sequence[Tensor], optimizers: Optimizers, names: tuple[str, ...]) -> None:
     moved = [optimizers[name] for name in names if name in optimizers]
     for optimizer in moved:
         optimizer.zero_grad()
-    loss.backward()
+    torch.autograd.backward(losses)
     for optimizer in moved:
         optimizer.step()
 
