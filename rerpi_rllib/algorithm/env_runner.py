@@ -1,4 +1,4 @@
-"""``RERPIEnvRunner`` acts: RLlib's EnvRunner with a sampling loop that is two to three times as fast.
+"""``RERPIEnvRunner`` acts: RLlib's EnvRunner with a sampling loop that is two to five times as fast.
 
 RLlib runs two connector pipelines, extends an episode object and makes callbacks at every step, which
 costs more than a control-suite environment and a small policy together. A step here is one forward
