@@ -67,6 +67,18 @@ def test_same_steps_as_rllib_s(explore, env, policy):
         np.testing.assert_allclose(*log_probs, rtol=1e-4)
 
 
+def test_new_weights_act_at_once():
+    runner = _runner()
+    before = runner.sample(explore=False)[0]
+    state = {key: value + 1.0 for key, value in runner.module.get_state().items()}
+    runner.set_state({"rl_module": state})
+    after = runner.sample(explore=False, force_reset=True)[0]
+    with torch.no_grad():
+        expected = runner.module.nets.policy(torch.as_tensor(after.get_observations()[:-1])).mode
+    np.testing.assert_allclose(after.get_actions(), expected, rtol=1e-5)
+    assert abs(after.get_actions() - before.get_actions()).min() > 0.1
+
+
 @pytest.mark.parametrize("terminates", [True, False])
 def test_pieces_continue_and_episodes_end(terminates):
     runner = _runner(env_config={"terminates": terminates}, num_envs_per_env_runner=2)
@@ -206,7 +218,7 @@ def test_a_policy_that_fails_is_no_failing_environment(monkeypatch):
     config = tiny_config().environment(Counting)
     config.fault_tolerance(restart_failed_sub_environments=True)
     runner = RERPIEnvRunner(config=config, worker_index=0)
-    monkeypatch.setattr("rerpi_rllib.algorithm.env_runner.act", lambda *_: 1 / 0)
+    monkeypatch.setattr("rerpi_rllib.algorithm.networks.act", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         runner.sample()
 

@@ -43,6 +43,68 @@ def test_parts_come_in_the_order_of_the_space():
     np.testing.assert_allclose(flat, expected.astype(np.float32))
 
 
+def test_parts_within_parts():
+    box = gym.spaces.Box(-np.inf, np.inf, (2, 2))
+    scalar = gym.spaces.Box(0, 9, (), np.int64)
+    inner = gym.spaces.Tuple([box, gym.spaces.Dict({"b": scalar, "a": scalar})])
+
+    class Nested(gym.Env):
+        observation_space = gym.spaces.Dict({"x": inner, "y": scalar})
+
+    env = envs.VectorObservations(Nested())
+    assert env.observation_space.shape == (7,)
+    value = {"x": (np.arange(4.0).reshape(2, 2), {"a": 5, "b": np.int64(6)}), "y": np.array(7)}
+    vector = env.observation(value)
+    # Gymnasium sorts the keys.
+    assert vector.dtype == np.float32 and vector.tolist() == [0, 1, 2, 3, 5, 6, 7]
+    value["y"] = 8
+    env.observation(value)
+    assert vector[-1] == 7  # Each observation is an array of its own.
+
+
+@pytest.mark.parametrize(
+    "env_id,kwargs",
+    [
+        ("dm_control/cheetah-run-v0", {}),
+        ("dm_control/manipulator-bring_ball-v0", {}),
+        ("dm_control/reach_site_features-v0", {}),
+        # These episodes end, the first truncated and the second terminated.
+        ("dm_control/cartpole-swingup-v0", {"task_kwargs": {"time_limit": 0.1}}),
+        ("dm_control/lqr-lqr_2_1-v0", {"task_kwargs": {"random": 0}}),
+    ],
+)
+def test_control_suite_steps_as_its_wrappers_do(env_id, kwargs, monkeypatch):
+    monkeypatch.setattr("dm_control.suite.lqr.LQRLevel._TERMINAL_TOL", 1e9)
+    fast = envs.make(env_id, **kwargs)
+    wrapped = envs.VectorObservations(gym.make(env_id, disable_env_checker=True, **kwargs))
+    assert isinstance(fast, envs.ControlSuite)
+    assert fast.observation_space == wrapped.observation_space
+    assert fast.action_space == wrapped.action_space
+    rng, ended = np.random.default_rng(0), False
+    for seed in (7, None):
+        (first, info), (expected, expected_info) = (env.reset(seed=seed) for env in (fast, wrapped))
+        np.testing.assert_array_equal(first, expected)
+        assert info == expected_info
+        for _ in range(20):
+            action = rng.uniform(-1, 1, fast.action_space.shape)
+            (observation, *others), (expected, *rest) = (env.step(action) for env in (fast, wrapped))
+            np.testing.assert_array_equal(observation, expected)
+            assert observation.dtype == expected.dtype
+            assert others == rest and list(map(type, others)) == list(map(type, rest))
+            if ended := others[1] or others[2]:
+                break
+    assert ended == bool(kwargs)
+    assert others[1] == ("lqr" in env_id)
+
+
+def test_control_suite_with_other_wrappers_and_in_the_wrong_order():
+    env = envs.make("dm_control/cartpole-swingup-v0", max_episode_steps=3)
+    env.reset(seed=0)
+    assert [env.step(np.zeros(1))[3] for _ in range(3)] == [False, False, True]
+    with pytest.raises(gym.error.ResetNeeded):
+        envs.ControlSuite(gym.make("dm_control/cartpole-swingup-v0")).step(np.zeros(1))
+
+
 def test_every_state_based_control_suite_id_is_known():
     ids = [i for i in envs.list_ids() if i.startswith("dm_control/")]
     assert len(ids) == 85

@@ -5,6 +5,7 @@ import torch
 from conftest import METRICS
 
 from rerpi_rllib import RERPIConfig, core
+from rerpi_rllib.algorithm.networks import act, record_act
 from rerpi_rllib.core import layers
 from rerpi_rllib.core.critics import CategoricalHead, QuantileHead
 from rerpi_rllib.core.layers import ELU, Tanh
@@ -464,6 +465,38 @@ def test_initial_policies_and_limits():
         limited = bounded(obs)
     assert float(limited.mean.max()) <= 1.0
     assert float(limited.stddev.min()) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("explore", [True, False], ids=["exploring", "greedy"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_recorded_policy_acts_as_the_policy_does(policy, explore):
+    nets, observations = _nets({"kind": policy}), torch.randn(2, 5)
+    with torch.inference_mode():
+        state = torch.get_rng_state()
+        recorded = record_act(nets, observations, explore)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert isinstance(recorded, torch.jit.ScriptModule)
+        for _ in range(3):
+            # The weights change, as when an EnvRunner gets the learner's.
+            nets.load_state_dict({k: v * 2 for k, v in nets.state_dict().items()})
+            observations = torch.randn(2, 5)
+            found = []
+            for choose in (lambda o: act(nets, o, explore)[0], recorded):
+                torch.manual_seed(0)
+                found.append(choose(observations))
+            torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+def test_a_policy_that_decides_by_its_observations_is_not_recorded():
+    class Deciding(POLICIES["gaussian"]):
+        def forward(self, observations):
+            return super().forward(observations if observations.sum() > 0 else -observations)
+
+    nets = _nets()
+    nets.policy.__class__ = Deciding
+    recorded = record_act(nets, torch.ones(1, 5), explore=False)
+    for observations in (torch.ones(1, 5), -torch.ones(1, 5)):
+        assert torch.equal(recorded(observations), recorded(torch.ones(1, 5)))
 
 
 def test_pair_of_critics_gives_the_smaller_value_and_both_learn():

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import gymnasium as gym
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from rerpi_rllib.algorithm.spaces import check_spaces, is_bounded
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.policies import Distribution
 from rerpi_rllib.core.settings import LearningSettings
+
+logger = logging.getLogger(__name__)
 
 
 def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,3 +79,43 @@ def act(
     policy: Distribution = nets.policy(observations)
     actions = policy.sample(1)[0] if explore else policy.mode
     return nets.policy.decode_actions(actions), actions, policy
+
+
+class _Acting(nn.Module):
+    """:func:`act` as a module, which is what can be recorded with weights that change."""
+
+    def __init__(self, nets: ActorCritic, explore: bool) -> None:
+        super().__init__()
+        self.nets, self.explore = nets, explore
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return act(self.nets, observations, self.explore)[0]
+
+
+def record_act(nets: ActorCritic, observations: Tensor, explore: bool) -> Callable[[Tensor], Tensor]:
+    """Return a function from observations to actions that does what :func:`act` does, but faster.
+
+    For a few observations, Python takes longer to call each layer than torch takes to compute it. So
+    the operations are recorded once and then run in one call, with the same random numbers. They
+    read the weights where the networks have them, and always see the current ones.
+
+    A record is valid for observations of the given shape only. A policy that looks at the
+    observations to choose its operations cannot be recorded, and acts without it; so does every
+    policy if a future release of torch has no ``torch.jit``, which is deprecated.
+    """
+    acting = _Acting(nets, explore)
+    try:
+        # Recording draws a sample, which must not change the ones that follow.
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            untraceable: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]
+            warnings.simplefilter("error", untraceable)
+            # These layers choose their operations by the shape, which does not change.
+            warnings.filterwarnings("ignore", category=untraceable, module=".*core.layers")
+            recorded: Callable[[Tensor], Tensor] = torch.jit.trace(
+                acting, observations, check_trace=False
+            )
+        return recorded
+    except Exception as reason:  # If the policy itself fails, it does so again when it acts.
+        logger.debug("The policy is not recorded: %s", reason)
+        return acting

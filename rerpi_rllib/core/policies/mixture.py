@@ -46,7 +46,7 @@ class GaussianMixture(Distribution):
     def mode(self) -> Tensor:
         """The mean of the heaviest component: the mean of all may lie where none of them is."""
         heaviest = self.logits.argmax(dim=-1)
-        return self.mean[torch.arange(len(heaviest), device=heaviest.device), heaviest]
+        return self.mean[torch.arange(heaviest.shape[0], device=heaviest.device), heaviest]
 
     def hybrids(self, target: Self) -> dict[str, Distribution]:
         return {
