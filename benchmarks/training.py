@@ -1,14 +1,15 @@
 """Whole training on cheetah-run with one update per environment step.
 
-This measures the environment steps per second of RERPI, asynchronous and synchronous, of RLlib's SAC
-and of stable-baselines3's SAC, both with their defaults; the time of one update, including replay
-sampling, of RERPI and of RLlib's SAC; and the time that `rllib train` needs until its first update.
-Each measurement has a process of its own, and they take turns in one run. Each SAC uses one or two
-torch threads, whichever is faster; synchronous RERPI uses one.
+This measures the environment steps per second of RERPI, asynchronous and synchronous, of the preset
+`compact`, and of three SACs with their defaults: RLlib's, stable-baselines3's, and SBX's, which is
+compiled with JAX; the time of one update, including replay sampling, of RERPI and of RLlib's SAC; and
+the time that `rllib train` needs until its first update. Each measurement has a process of its own,
+and they take turns in one run. Each SAC uses one or two threads, whichever is faster; synchronous
+RERPI uses one. What is compiled is compiled before the clock starts.
 
 python benchmarks/training.py [--json]
 
-stable-baselines3 is needed: pip install -c constraints.txt -e '.[benchmark]'
+It needs the SACs: pip install -c constraints.txt -e '.[benchmark]'
 """
 
 from __future__ import annotations
@@ -36,17 +37,22 @@ ENV, BATCH, WARM_UP, ROUNDS = "dm_control/cheetah-run-v0", 256, 400, 2
 SECONDS = 10.0
 
 
-def _rerpi(num_env_runners: int, **settings: Any) -> RERPIConfig:
+def _prepared(config: RERPIConfig, num_env_runners: int) -> RERPIConfig:
     config = (
-        RERPIConfig()
-        .environment(ENV)
-        .training(policy_layers=(256, 256), critic_layers=(256, 256), train_batch_size=BATCH)
-        .training(updates_per_env_step=1.0, num_steps_sampled_before_learning_starts=WARM_UP)
+        config.environment(ENV)
+        .training(num_steps_sampled_before_learning_starts=WARM_UP)
         .env_runners(num_env_runners=num_env_runners)
         .learners(num_gpus_per_learner=0)
+        .reporting(min_sample_timesteps_per_iteration=100)
         .debugging(seed=0, log_level="ERROR")
     )
     config.replay_capacity = 100_000
+    return config
+
+
+def _rerpi(num_env_runners: int, **settings: Any) -> RERPIConfig:
+    config = _prepared(RERPIConfig(), num_env_runners).training(updates_per_env_step=1.0)
+    config.training(policy_layers=(256, 256), critic_layers=(256, 256), train_batch_size=BATCH)
     return config.training(**settings)
 
 
@@ -85,20 +91,41 @@ def rllib_sac(threads: int) -> float:
 
 
 def rerpi(num_env_runners: int, **settings: Any) -> float:
-    config = _rerpi(num_env_runners, **settings).reporting(min_sample_timesteps_per_iteration=100)
-    return _rate(config.build_algo())
+    return _rate(_rerpi(num_env_runners, **settings).build_algo())
+
+
+def compact() -> float:
+    return _rate(_prepared(RERPIConfig.compact(), num_env_runners=1).build_algo())
 
 
 def stable_baselines_sac(threads: int) -> float:
     from stable_baselines3 import SAC
 
     torch.set_num_threads(threads)
-    model = SAC("MlpPolicy", envs.make(ENV), seed=0, learning_starts=100)
+    return _baselines_rate(SAC)
+
+
+def sbx_sac(threads: int) -> float:
+    # XLA reads this before its first computation. By default it uses all cores.
+    if threads == 1:
+        os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+    from sbx import SAC
+
+    return _baselines_rate(SAC)
+
+
+def _baselines_rate(sac: Any) -> float:
+    """Return the environment steps per second of a SAC with the interface of stable-baselines3."""
+    model = sac("MlpPolicy", envs.make(ENV), seed=0, learning_starts=100)
     model.learn(300)
     started, before = time.perf_counter(), model.num_timesteps
     while time.perf_counter() - started < SECONDS:
         model.learn(100, reset_num_timesteps=False)
     return (model.num_timesteps - before) / (time.perf_counter() - started)
+
+
+SACS = {"rllib": rllib_sac, "sb3": stable_baselines_sac, "sbx": sbx_sac}
+PEER_NAMES = {"rllib": "RLlib's SAC", "sb3": "stable-baselines3's SAC", "sbx": "SBX's SAC"}
 
 
 def rllib_sac_update(batch: int, threads: int) -> tuple[float, int]:
@@ -138,6 +165,11 @@ def rerpi_update(batch: int) -> tuple[float, int]:
     return found / updates, parameters
 
 
+def _without_jax() -> dict[str, str]:
+    """Return variables with which RLlib does not import JAX, which only the benchmarks install."""
+    return {**os.environ, "RLLIB_TEST_NO_JAX_IMPORT": "1"}
+
+
 def first_update() -> float:
     """Return the seconds from the start of the command to the first result with an update."""
     with tempfile.TemporaryDirectory() as storage:
@@ -148,7 +180,7 @@ def first_update() -> float:
         # Otherwise all updates due for the first 1,000 steps would be included in the time.
         command += ["--set", "num_steps_sampled_before_learning_starts=50"]
         started = time.time()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=_without_jax())
         (results,) = Path(storage).glob("run/part-1/result.json")
         return results.stat().st_mtime - started
 
@@ -169,7 +201,7 @@ def main() -> None:
 
     threads = {
         name: max((1, 2), key=lambda count, function=function: alone(function, count))
-        for name, function in (("rllib", rllib_sac), ("sb3", stable_baselines_sac))
+        for name, function in SACS.items()
     }
     rates: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
@@ -178,8 +210,8 @@ def main() -> None:
             ("sync", rerpi, (0,), {}),
             ("async4", rerpi, (1,), {"policy_update_period": 4}),
             ("sync4", rerpi, (0,), {"policy_update_period": 4}),
-            ("rllib", rllib_sac, (threads["rllib"],), {}),
-            ("sb3", stable_baselines_sac, (threads["sb3"],), {}),
+            ("compact", compact, (), {}),
+            *((name, function, (threads[name],), {}) for name, function in SACS.items()),
         ):
             rates.setdefault(name, []).append(alone(function, *arguments, **settings))
 
@@ -189,15 +221,19 @@ def main() -> None:
         report.add(name, *medians, "env steps/s", ratio, setting, peer_name)
 
     base = f"{ENV}, one update per step, 256 x 2, batch {BATCH}, N = 20, asynchronous, two cores"
-    for period, which in ((1, ""), (4, "4")):
-        setting = f"{base}, policy step in every update" if period == 1 else f"{base}, in every 4th"
-        for peer, peer_name in (
-            ("rllib", f"RLlib's SAC, defaults, {threads['rllib']} torch threads"),
-            ("sb3", f"stable-baselines3's SAC, defaults, {threads['sb3']} torch threads"),
-        ):
-            compare(f"training_{peer}_{period}", "async" + which, peer, setting, peer_name)
-        synchronous = "synchronous, one thread"
-        compare(f"training_async_{period}", "async" + which, "sync" + which, setting, synchronous)
+    preset = f"{ENV}, preset compact (two updates per step, batch 128), asynchronous, two cores"
+    settings = {
+        "1": ("async", "sync", f"{base}, policy step in every update"),
+        "4": ("async4", "sync4", f"{base}, in every 4th"),
+        "compact": ("compact", None, preset),
+    }
+    for which, (ours, synchronous, setting) in settings.items():
+        for peer, count in threads.items():
+            peer_name = f"{PEER_NAMES[peer]}, defaults, {count} threads"
+            compare(f"training_{peer}_{which}", ours, peer, setting, peer_name)
+        if synchronous:
+            name = f"training_async_{which}"
+            compare(name, ours, synchronous, setting, "synchronous, one thread")
     for batch in (BATCH, 3072):
         ours, own_size = alone(rerpi_update, batch)
         peer, size = alone(rllib_sac_update, batch, threads["rllib"])
@@ -208,7 +244,9 @@ def main() -> None:
         )  # fmt: skip
     bare = [sys.executable, "-c", "import ray, ray.rllib, torch; ray.init(log_to_driver=False)"]
     peer = statistics.median(
-        common.seconds(lambda: subprocess.run(bare, check=True, stderr=subprocess.DEVNULL))
+        common.seconds(
+            lambda: subprocess.run(bare, check=True, stderr=subprocess.DEVNULL, env=_without_jax())
+        )
         for _ in range(3)
     )
     ours = statistics.median(first_update() for _ in range(3))

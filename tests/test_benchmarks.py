@@ -80,3 +80,36 @@ def test_learning_plan_names_known_methods_and_tasks(benchmark):
     runs = learning.plan()
     assert len(runs) == len(set(runs)) == 15 + 5 + 3 + 8 + 1 + 1
     assert all(method in learning.METHODS and task in learning.TASKS for method, task, _ in runs)
+
+
+def test_training_compares_each_variant_with_every_sac(benchmark, monkeypatch, capsys):
+    training = benchmark("training")
+    rates = {training.rllib_sac: 10.0, training.stable_baselines_sac: 50.0, training.compact: 200.0}
+    updates = (training.rerpi_update, training.rllib_sac_update)
+
+    def apply(function, arguments, settings):
+        if function is training.sbx_sac:
+            return {1: 100.0, 2: 80.0}[arguments[0]]
+        return (0.01, 5) if function in updates else rates.get(function, 60.0)
+
+    class Pool(SimpleNamespace):
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    context = SimpleNamespace(Pool=lambda *_, **__: Pool(apply=apply))
+    monkeypatch.setattr(training.multiprocessing, "get_context", lambda _: context)
+    monkeypatch.setattr(training.subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(training, "first_update", lambda: 12.0)
+    monkeypatch.setattr(sys, "argv", ["x", "--json"])
+    training.main()
+    rows = {row["name"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    peers = {f"training_{peer}_{ours}" for peer in training.SACS for ours in ("1", "4", "compact")}
+    others = {"training_async_1", "training_async_4", "first_update"}
+    assert set(rows) == peers | others | {"sac_update_256", "sac_update_3072"}
+    assert rows["training_sbx_compact"]["ours"] == 200.0
+    assert rows["training_sbx_compact"]["ratio"] == 2.0
+    # Each peer has the number of threads with which it is faster.
+    assert rows["training_sbx_1"]["setting"].endswith("SBX's SAC, defaults, 1 threads")

@@ -84,6 +84,21 @@ assert not ({HEAVY} | {{'torch', 'numpy', 'matplotlib'}}) & set(sys.modules)
         assert _run(code).strip()
 
 
+def test_training_does_not_wait_for_the_plots():
+    code = """
+import sys
+from rerpi_rllib.cli import main
+sys.argv = ["rllib", "train", "--algo", "PPO"]
+try:
+    main()
+except SystemExit as ended:
+    assert ended.code == 2
+assert "rerpi_rllib.runs.training" in sys.modules
+assert not {"matplotlib", "scipy.stats"} & set(sys.modules)
+"""
+    _run(code)
+
+
 def test_the_command_line_chooses_how_mujoco_renders_before_it_is_imported():
     code = """
 import os, sys

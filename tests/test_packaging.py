@@ -111,6 +111,11 @@ def test_every_other_import_is_in_an_extra(directory, extra):
     assert not undeclared(directory, extra)
 
 
+def test_the_tests_need_none_of_the_peers():
+    peers = requirements("benchmark").keys() - requirements().keys()
+    assert "jax" in peers and not peers & requirements("test").keys()
+
+
 def test_an_undeclared_import_is_noticed():
     source = ast.parse(
         "import os\nfrom a.b import c\ntry:\n import d\nexcept E: pass\ndef f(): import e"

@@ -88,7 +88,6 @@ def train(
     from rerpi_rllib.runs.process import prepare_process
 
     prepare_process()
-    from rerpi_rllib.analysis.plots import plot_runs
     from rerpi_rllib.runs.files import parse_assignments, parse_json_object
     from rerpi_rllib.runs.machine import no_gpu_hint
     from rerpi_rllib.runs.planning import Options, plan_run
@@ -123,6 +122,9 @@ def train(
     if not quiet and (hint := no_gpu_hint(run.config, run.settings.preset)):
         typer.echo(hint)
     outcome = run_training(run, quiet=quiet)
+    # matplotlib and SciPy's statistics take a second to import: training does not wait for them.
+    from rerpi_rllib.analysis.plots import plot_runs
+
     typer.echo(summary(outcome))
     typer.echo(f"checkpoint  {_relative(outcome.checkpoint)}")
     typer.echo(f"plot        {_relative(plot_runs([outcome.directory]))}")
