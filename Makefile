@@ -11,7 +11,7 @@ train: setup
 	$(BIN)/rllib train file configs/quickstart.yaml
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .
