@@ -59,6 +59,10 @@ def imports(node: ast.AST, *, also_in_functions: bool) -> set[str]:
     return names
 
 
+# Distributions that the tests do not install, by a module of theirs that has another name.
+_OTHER_NAMES = {"sbx": "sbx-rl"}
+
+
 def undeclared(directory: str, *extras: str, also_in_functions: bool = True) -> list[str]:
     """Return third-party imports below a directory that dependencies and extras do not declare."""
     declared = set(requirements(*extras))
@@ -71,7 +75,8 @@ def undeclared(directory: str, *extras: str, also_in_functions: bool = True) -> 
         names = imports(ast.parse(path.read_text()), also_in_functions=also_in_functions)
         for name in sorted(names - local - sys.stdlib_module_names):
             # A distribution that is not installed most likely has the name of its module.
-            owners = {canonicalize_name(d) for d in distributions.get(name, [name])}
+            of_name = distributions.get(name, [_OTHER_NAMES.get(name, name)])
+            owners = {canonicalize_name(d) for d in of_name}
             if not owners & declared:
                 problems.append(f"{path.relative_to(ROOT)} imports {name} ({', '.join(owners)})")
     return problems

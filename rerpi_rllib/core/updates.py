@@ -7,7 +7,7 @@ of functions that are known, which have no critic to learn, take the steps of :f
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from typing import Any
@@ -150,28 +150,13 @@ def run_updates(
                 metrics = policy_step(*arguments)
         return metrics | critic_step(nets, batch, settings, optimizers)
 
-    minibatches: list[dict[str, Any]] = [
-        {key: column[start : start + minibatch_size] for key, column in columns.items()}
-        for start in range(0, len(columns["rewards"]), minibatch_size)
-    ]
-    for number, minibatch in enumerate(minibatches, int(nets.num_updates) + 1):
-        minibatch[PLAN] = plan_update(number, settings)
-    at_once = max(1, _STEPS_PREPARED_AT_ONCE // minibatches[0]["rewards"].numel())
-    waiting, prepared = deque(minibatches), deque[dict[str, Any]]()
+    blocks = _blocks(columns, minibatch_size, int(nets.num_updates), settings)
     try:
-        while waiting or prepared:
-            if not prepared:
-                # No further than to the next copy.
-                while waiting and len(prepared) < at_once:
-                    prepared.append(waiting.popleft())
-                    if prepared[-1][PLAN].copy_targets:
-                        break
-                if ahead:
-                    prepared = deque(prepare(nets, prepared, settings))
-            batch = prepared.popleft()
-            log((step or own_step)(batch))
-            nets.num_updates += 1
-            if batch[PLAN].copy_targets:
+        for block in blocks:
+            for batch in prepare(nets, block, settings) if ahead else block:
+                log((step or own_step)(batch))
+                nets.num_updates += 1
+            if block[-1][PLAN].copy_targets:
                 wait_for_policy()
                 nets.update_targets()
                 _log_kls_at_copy(nets, logged)
@@ -179,6 +164,27 @@ def run_updates(
     finally:  # After an error nothing keeps running.
         wait([future for future in improving if not future.cancel()])
     return _means(logged, int(nets.num_updates))
+
+
+def _blocks(
+    columns: Mapping[str, Tensor], minibatch_size: int, number: int, settings: LearningSettings
+) -> list[list[dict[str, Any]]]:
+    """Split a batch into those of single updates with their plans, in blocks without a copy inside.
+
+    Args:
+        columns, minibatch_size: as for :func:`run_updates`.
+        number: the number of updates before these.
+        settings: of the plans.
+    """
+    at_once = max(1, _STEPS_PREPARED_AT_ONCE // columns["rewards"][:minibatch_size].numel())
+    blocks: list[list[dict[str, Any]]] = []
+    for start in range(0, len(columns["rewards"]), minibatch_size):
+        number += 1
+        minibatch = {key: column[start : start + minibatch_size] for key, column in columns.items()}
+        if not blocks or len(blocks[-1]) == at_once or blocks[-1][-1][PLAN].copy_targets:
+            blocks.append([])
+        blocks[-1].append({**minibatch, PLAN: plan_update(number, settings)})
+    return blocks
 
 
 def _log_kls_at_copy(nets: ActorCritic, logged: dict[str, list[Tensor]]) -> None:
