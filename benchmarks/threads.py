@@ -17,8 +17,9 @@ import torch
 import update
 
 from rerpi_rllib.algorithm.process import keep_freed_memory
+from rerpi_rllib.core.optimizers import make_optimizers
 from rerpi_rllib.core.threads import one_torch_thread_each, set_threads
-from rerpi_rllib.core.updates import make_optimizers, run_updates
+from rerpi_rllib.core.updates import run_updates
 
 ROUNDS = 5
 # Sizes as in update.py, and the policy's update period.

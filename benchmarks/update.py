@@ -35,11 +35,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rerpi_rllib import RERPIConfig
 from rerpi_rllib.algorithm.networks import build_networks
 from rerpi_rllib.algorithm.process import keep_freed_memory
-from rerpi_rllib.core.layers import _onednn_product, choose_product
+from rerpi_rllib.core.gradients import Gradients
+from rerpi_rllib.core.layers import _onednn_product, choose_fastest
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.optimizers import make_optimizers
 from rerpi_rllib.core.settings import LearningSettings
 from rerpi_rllib.core.threads import one_torch_thread_each, set_threads
-from rerpi_rllib.core.updates import make_optimizers, run_updates
+from rerpi_rllib.core.updates import run_updates
 
 # Observations, action dimensions, batch, policy layers, critic layers.
 SIZES = (
@@ -127,7 +129,7 @@ def config_for(size: tuple) -> RERPIConfig:
     _, _, batch, policy, critic = size
     # The learner also uses the CPU of the EnvRunner, which mostly waits for it.
     config = RERPIConfig().learners(num_gpus_per_learner=0).env_runners(num_env_runners=1)
-    config.updates_per_env_step = 1.0
+    config.training(updates_per_env_step=1.0, compile_updates="at_start")
     return config.training(policy_layers=policy, critic_layers=critic, train_batch_size=batch)
 
 
@@ -145,9 +147,13 @@ def core(size: tuple, num_actions: int = ACTIONS) -> Callable[[dict[str, np.ndar
     config = config_for(size).training(num_action_samples=num_actions).environment("Pendulum-v1")
     set_threads(THREADS)
     keep_freed_memory()
-    choose_product()
+    choose_fastest()
     nets, settings = networks(size, config)
-    how = {"optimizers": make_optimizers(nets), "policy_thread": one_torch_thread_each(1)}
+    how = {
+        "optimizers": make_optimizers(nets),
+        "gradients": Gradients.when_compiled("at_start"),
+        "policy_thread": one_torch_thread_each(1),
+    }
 
     def update(batch: dict[str, np.ndarray]) -> None:
         columns = {name: torch.from_numpy(column) for name, column in batch.items()}
@@ -266,7 +272,7 @@ def count_operators(size: tuple, updates: int) -> float:
 
 def _measure(size: tuple, textbook: Any, jax: Any) -> dict[str, float]:
     """Return the milliseconds per update: medians over several rounds."""
-    calls = max(1, 2560 // size[2])
+    calls = max(1, min(50, 6400 // size[2]))  # As many as in training.
     batch = random_batch(size, calls)
     own, learner = core(size), _learner(size, calls)
     found: dict[str, list[float]] = {name: [] for name in ("core", *PEERS)}

@@ -5,9 +5,10 @@ import torch
 from test_networks import _batch, _discrete, _family, _windows
 
 from rerpi_rllib.core.losses import PLAN, prepare, rerpi_losses
+from rerpi_rllib.core.optimizers import make_optimizers
 from rerpi_rllib.core.plan import Plan
 from rerpi_rllib.core.policies import POLICIES
-from rerpi_rllib.core.updates import critic_step, make_optimizers, policy_step
+from rerpi_rllib.core.updates import critic_step, policy_step
 from rerpi_rllib.core.weights import solve_temperature
 
 VARIANTS = [

@@ -1,5 +1,8 @@
 """Networks and losses: shapes, sharing, and which parameters get which gradients."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from conftest import METRICS
@@ -7,7 +10,7 @@ from conftest import METRICS
 from rerpi_rllib import RERPIConfig, core
 from rerpi_rllib.algorithm.networks import act, record_act
 from rerpi_rllib.core import layers
-from rerpi_rllib.core.critics import CategoricalHead, QuantileHead
+from rerpi_rllib.core.critics import CategoricalHead, Critic, QuantileHead
 from rerpi_rllib.core.layers import ELU, Tanh
 from rerpi_rllib.core.losses import (
     _td0_targets,
@@ -18,10 +21,11 @@ from rerpi_rllib.core.losses import (
 )
 from rerpi_rllib.core.multipliers import Multiplier
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.optimizers import make_optimizers
 from rerpi_rllib.core.plan import Plan
 from rerpi_rllib.core.policies import POLICIES
 from rerpi_rllib.core.settings import LearningSettings
-from rerpi_rllib.core.updates import make_optimizers, run_updates
+from rerpi_rllib.core.updates import run_updates
 
 
 def _nets(policy=None, critic=None, settings=None, clip_actions=True):
@@ -108,8 +112,10 @@ def test_elu_and_its_gradient():
         torch.testing.assert_close(ELU()(inputs.clone()), expected, rtol=0.0, atol=2e-7)
 
 
+@pytest.mark.parametrize("uses_sigmoid", [False, True])
 @pytest.mark.parametrize("size", [10, 10_000], ids=["few", "many"])
-def test_tanh_and_its_gradient(size):
+def test_tanh_and_its_gradient(monkeypatch, size, uses_sigmoid):
+    monkeypatch.setattr(layers, "_uses_sigmoid", uses_sigmoid)
     inputs = torch.linspace(-9.0, 9.0, size, requires_grad=True)
     outputs = Tanh()(inputs)
     torch.testing.assert_close(outputs, torch.tanh(inputs), rtol=0.0, atol=2e-6)
@@ -603,27 +609,43 @@ def test_both_products_agree_with_their_gradients(monkeypatch, bias, shape):
 
 
 @pytest.mark.parametrize("seconds,expected", [(1.0, False), (0.1, True)])
-def test_the_faster_product_is_chosen(monkeypatch, seconds, expected):
-    """With a clock that goes on by what each product costs."""
+def test_the_faster_way_is_chosen(monkeypatch, seconds, expected):
+    """With a clock that goes on by what each way of computing the same costs."""
     clock = [0.0]
 
-    def product(cost, result):
-        def multiply(inputs, weight, bias):
-            clock[0] += cost
-            return result
+    def costs(amount):
+        def compute(*inputs):
+            clock[0] += amount
 
-        return multiply
+        return compute
 
-    monkeypatch.setattr(layers, "_uses_onednn", not expected)
+    for flag in ("_uses_onednn", "_uses_sigmoid"):
+        monkeypatch.setattr(layers, flag, not expected)
     monkeypatch.setattr(layers.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(layers, "_onednn_product", product(seconds, None))
-    monkeypatch.setattr(layers.functional, "linear", product(1.0, None))
-    layers.choose_product()
-    assert layers._uses_onednn == expected
+    monkeypatch.setattr(layers, "_onednn_product", costs(seconds))
+    monkeypatch.setattr(layers.functional, "linear", costs(1.0))
+    monkeypatch.setattr(layers, "_tanh_by_sigmoid", costs(seconds))
+    monkeypatch.setattr(layers.torch, "tanh", costs(1.0))
+    layers.choose_fastest()
+    assert layers._uses_onednn == layers._uses_sigmoid == expected
+
+
+def test_a_copied_critic_has_the_values_of_its_own_weights():
+    """Its operations are recorded, and a record is of the weights that it was made with."""
+    critic = Critic(3, 2, (8, 8), clip_actions=True)
+    observations, actions = torch.randn(5, 3), torch.randn(4, 5, 2)
+    with torch.no_grad():
+        before = critic(observations, actions)
+        copied = pickle.loads(pickle.dumps(copy.deepcopy(critic)))
+        for parameter in critic.parameters():
+            parameter.mul_(2.0)
+        torch.testing.assert_close(copied(observations, actions), before)
+        assert not torch.allclose(critic(observations, actions), before)
+    torch.testing.assert_close(critic(observations, actions), critic(observations, actions.clone()))
 
 
 def test_without_onednn_there_is_one_product(monkeypatch):
     monkeypatch.setattr(layers, "_uses_onednn", True)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    layers.choose_product()
+    layers.choose_fastest()
     assert not layers._uses_onednn

@@ -193,7 +193,9 @@ def _run_side_by_side(monkeypatch, thread, nets, settings, rows, critic_step, po
     """Make updates of one row each, with the given functions as the steps."""
     monkeypatch.setattr(updates_module, "critic_step", lambda nets, batch, *_: critic_step(batch))
     monkeypatch.setattr(updates_module, "policy_step", lambda nets, batch, *_: policy_step(batch))
-    how = {"optimizers": {}, "policy_thread": thread, "ahead": False}
+    for name in ("prepare_critic", "prepare_policy"):
+        monkeypatch.setattr(updates_module, name, lambda nets, batches, settings: batches)
+    how = {"optimizers": {}, "policy_thread": thread}
     return run_updates(nets, settings, {"rewards": torch.zeros(rows)}, 1, **how)
 
 

@@ -21,6 +21,7 @@ from rerpi_rllib.algorithm.learner import RERPITorchLearner
 from rerpi_rllib.algorithm.networks import model_settings
 from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
 from rerpi_rllib.core.constraints import Constraint, MultiplierSchedule
+from rerpi_rllib.core.gradients import WhenToCompile
 from rerpi_rllib.core.policies import POLICIES
 from rerpi_rllib.core.settings import (
     FitKind,
@@ -135,6 +136,7 @@ class RERPIConfig(AlgorithmConfig):
         self.replay_capacity = 2_000_000
         self.updates_per_env_step: float | None = None
         self.num_steps_sampled_before_learning_starts = 1_000
+        self.compile_updates: WhenToCompile = "background"
 
         # RLlib's own settings have defaults that fit.
         self.gamma = 0.99
@@ -224,6 +226,7 @@ class RERPIConfig(AlgorithmConfig):
         critic_layers: checks.Layers = NotProvided,
         covariance_layers: checks.OptionalLayers = NotProvided,
         initial_stddev: checks.Positive = NotProvided,
+        compile_updates: WhenToCompile = NotProvided,
         **kwargs: Any,
     ) -> RERPIConfig:
         """Set what the algorithm does; a setting that is not listed here is RLlib's own.
@@ -291,6 +294,10 @@ class RERPIConfig(AlgorithmConfig):
                 covariance, too.
             initial_stddev: the policy's standard deviation before training, where actions are
                 normalised to [-1, 1]; a "deterministic" policy keeps it.
+            compile_updates: "background" compiles the update after half a minute, beside the learner,
+                on CPUs and in runs with EnvRunners of their own (others are to be the same for a
+                seed); "at_start" before the first update that improves the policy, in any run;
+                "never" not at all. Where there is no C++ compiler, the update stays as it is.
             **kwargs: the bounds ``epsilon_<part>`` of other policies in ``POLICIES``, and settings of
                 RLlib's own, such as ``lr``, ``gamma`` and ``train_batch_size_per_learner``.
         """

@@ -79,6 +79,13 @@ def _needs() -> dict[str, Sequence[Sequence[Need]]]:
             [weighted, Need("temperature_solver", ("adam",)), exponential],
             [weighted, Need("temperature_solver", ("adam",)), continuous, penalty],
         ],
+        "compile_updates": [
+            [
+                Need("num_learners", (0, 1)),
+                Need("grad_clip", (None,)),
+                Need("torch_compile_learner", (False,)),
+            ]
+        ],
         "num_mixture_components": [[Need("policy", ("mixture",))]],
         "min_stddev": [[stochastic]],
         "initial_stddev": [[continuous]],

@@ -11,11 +11,12 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.annotations import override
 
-from rerpi_rllib.algorithm.process import set_up_learning
+from rerpi_rllib.algorithm.process import make_gradients, set_up_learning
 from rerpi_rllib.algorithm.rl_module import METRICS, TOTAL_LOSS, RERPITorchRLModule
 from rerpi_rllib.core.losses import Batch, Metrics
+from rerpi_rllib.core.optimizers import make_optimizers
 from rerpi_rllib.core.threads import one_torch_thread_each
-from rerpi_rllib.core.updates import make_optimizers, run_updates
+from rerpi_rllib.core.updates import run_updates
 
 
 class RERPITorchLearner(TorchLearner):
@@ -30,6 +31,7 @@ class RERPITorchLearner(TorchLearner):
         self._threads = set_up_learning(self.config)
         self._policy_thread = one_torch_thread_each(1)
         super().build()
+        self._gradients = make_gradients(vars(self.config), self._device)
 
     @property
     def _is_of_this_package(self) -> bool:
@@ -59,6 +61,7 @@ class RERPITorchLearner(TorchLearner):
         )
         return {
             "optimizers": dict(self.get_optimizers_for_module(DEFAULT_MODULE_ID)),
+            "gradients": self._gradients,
             "policy_thread": self._policy_thread if side_by_side else None,
         }
 

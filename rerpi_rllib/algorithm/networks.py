@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import gymnasium as gym
-import torch
 from torch import Tensor, nn
 
 from rerpi_rllib.algorithm.spaces import check_spaces, is_bounded
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.policies import Distribution
+from rerpi_rllib.core.recording import record
 from rerpi_rllib.core.settings import LearningSettings
-
-logger = logging.getLogger(__name__)
 
 
 def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,29 +89,8 @@ class _Acting(nn.Module):
 
 
 def record_act(nets: ActorCritic, observations: Tensor, explore: bool) -> Callable[[Tensor], Tensor]:
-    """Return a function from observations to actions that does what :func:`act` does, but faster.
+    """Return what does the same as :func:`act` for observations of this shape, but faster.
 
-    For a few observations, Python takes longer to call each layer than torch takes to compute it. So
-    the operations are recorded once and then run in one call, with the same random numbers. They
-    read the weights where the networks have them, and always see the current ones.
-
-    A record is valid for observations of the given shape only. A policy that looks at the
-    observations to choose its operations cannot be recorded, and acts without it; so does every
-    policy if a future release of torch has no ``torch.jit``, which is deprecated.
+    For a few observations, Python takes longer to call each layer than torch takes to compute it.
     """
-    acting = _Acting(nets, explore)
-    try:
-        # Recording draws a sample, which must not change the ones that follow.
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            untraceable: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]
-            warnings.simplefilter("error", untraceable)
-            # These layers choose their operations by the shape, which does not change.
-            warnings.filterwarnings("ignore", category=untraceable, module=".*core.layers")
-            recorded: Callable[[Tensor], Tensor] = torch.jit.trace(
-                acting, observations, check_trace=False
-            )
-        return recorded
-    except Exception as reason:  # If the policy itself fails, it does so again when it acts.
-        logger.debug("The policy is not recorded: %s", reason)
-        return acting
+    return record(_Acting(nets, explore), observations)

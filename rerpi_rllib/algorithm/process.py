@@ -1,13 +1,17 @@
-"""How a process that learns is set up: its threads and its memory."""
+"""How a process that learns is set up: its threads, its memory and what it compiles."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
+from typing import Any
 
+import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rerpi_rllib.core.layers import choose_product
+from rerpi_rllib.core.gradients import Gradients
+from rerpi_rllib.core.layers import choose_fastest
 from rerpi_rllib.core.threads import set_threads
 
 
@@ -16,8 +20,21 @@ def set_up_learning(config: AlgorithmConfig) -> int:
     threads = learner_threads(config)
     set_threads(threads)
     keep_freed_memory()
-    choose_product()
+    choose_fastest()
     return threads
+
+
+def make_gradients(config: Mapping[str, Any], device: torch.device) -> Gradients:
+    """Make what computes the gradients of a learner's updates.
+
+    Compiled functions round differently, so a synchronous run, which has to be the same for a seed,
+    cannot switch to them whenever they are ready. On a GPU they are compiled if asked for.
+    """
+    when = config["compile_updates"]
+    is_repeatable = config["num_env_runners"] == 0
+    if when == "background" and (is_repeatable or device.type != "cpu"):
+        when = "never"
+    return Gradients.when_compiled(when)
 
 
 def learner_threads(config: AlgorithmConfig) -> int:

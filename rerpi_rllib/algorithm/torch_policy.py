@@ -20,9 +20,11 @@ from torch import Tensor, nn
 
 from rerpi_rllib.algorithm.config import RERPIConfig, steps_per_row
 from rerpi_rllib.algorithm.networks import act, build_networks, model_settings
+from rerpi_rllib.algorithm.process import make_gradients
 from rerpi_rllib.core.losses import Batch, Metrics, rerpi_losses
+from rerpi_rllib.core.optimizers import make_optimizers
 from rerpi_rllib.core.settings import LearningSettings
-from rerpi_rllib.core.updates import make_optimizers, run_updates
+from rerpi_rllib.core.updates import run_updates
 
 
 class RERPITorchModel(TorchModelV2, nn.Module):
@@ -63,6 +65,7 @@ class RERPITorchPolicy(TorchPolicyV2):
         # Actions are drawn in `action_sampler_fn`; RLlib still wants to be told how.
         settings["exploration_config"] = {"type": "StochasticSampling"}
         super().__init__(observation_space, action_space, settings)
+        self._gradients = make_gradients(settings, self.device)
         self.view_requirements[SampleBatch.ACTION_LOGP] = ViewRequirement(
             used_for_compute_actions=False
         )
@@ -116,7 +119,10 @@ class RERPITorchPolicy(TorchPolicyV2):
         # The user's policy may have another loss, and RLlib clips gradients.
         is_own = type(self) is RERPITorchPolicy
         if is_own and self.config["grad_clip"] is None:
-            how: dict[str, Any] = {"optimizers": self._optimizers_by_name}
+            how: dict[str, Any] = {
+                "optimizers": self._optimizers_by_name,
+                "gradients": self._gradients,
+            }
         else:
             how = {"step": self._rllib_step, "ahead": is_own}
         means = run_updates(nets, self.settings, columns, self._rows_per_update, **how)

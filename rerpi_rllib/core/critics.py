@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from rerpi_rllib.core.layers import Linear, after_first_layer
+from rerpi_rllib.core.recording import record
 from rerpi_rllib.core.threads import in_threads
 
 _ROWS_AT_ONCE = 512
+_recording = threading.Lock()
 
 
 class Head(nn.Module):
@@ -129,11 +133,17 @@ class CriticNetwork(nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
         self.body = after_first_layer(layers)
         self.output = Linear(layers[-1], outputs)
+        self._recorded: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {}
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         # The state's half of the first layer is computed once for all of a state's actions.
         states = self.first_state(observations)
-        if torch.is_grad_enabled() or actions.dim() < 3 or actions.is_cuda:
+        if (
+            torch.is_grad_enabled()
+            or actions.dim() < 3
+            or actions.device.type != "cpu"
+            or torch.compiler.is_compiling()
+        ):
             return self._from_first_layer(states, actions)
         # Most of an update's arithmetic is here, in the values of sampled actions [N, B, D]. They are
         # computed a few hundred rows at a time, so that activations stay in the CPU's cache.
@@ -142,15 +152,44 @@ class CriticNetwork(nn.Module):
             states.split(_ROWS_AT_ONCE), actions.split(_ROWS_AT_ONCE, dim=-2)
         ):
             parts = some_actions.split(max(1, _ROWS_AT_ONCE // len(some_states)))
-            pieces += [(some_states, part) for part in parts]
+            pieces += [(self._recorded_for(some_states, part), some_states, part) for part in parts]
             pieces_per_block.append(len(parts))
-        outputs = iter(in_threads(self._from_first_layer, pieces))
+        outputs = iter(in_threads(lambda function, *piece: function(*piece), pieces))
         blocks = [torch.cat(list(itertools.islice(outputs, count))) for count in pieces_per_block]
         return torch.cat(blocks, dim=-2)
 
     def _from_first_layer(self, states: Tensor, actions: Tensor) -> Tensor:
-        outputs: Tensor = self.output(self.body(states + self.first_action(actions)))
+        # As rows, since a product of more dimensions is slower.
+        first = self.first_action(actions.flatten(0, -2)).unflatten(0, actions.shape[:-1])
+        # In place where no gradients are wanted: the product is a tensor of its own.
+        first = states + first if torch.is_grad_enabled() else first.add_(states)
+        outputs: Tensor = self.output(self.body(first))
         return outputs
+
+    def _recorded_for(self, states: Tensor, actions: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return ``_from_first_layer`` for inputs like these as one operation.
+
+        Threads that run it do not wait for each other, as they do for Python between operations.
+        """
+        key = (states.shape, actions.shape)
+        with _recording:
+            if key not in self._recorded:
+                self._recorded[key] = record(_FromFirstLayer(self), states, actions)
+            return self._recorded[key]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_recorded": {}}  # Copies have weights of their own.
+
+
+class _FromFirstLayer(nn.Module):
+    """The part of a critic that is evaluated for each sampled action."""
+
+    def __init__(self, network: CriticNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, states: Tensor, actions: Tensor) -> Tensor:
+        return self.network._from_first_layer(states, actions)
 
 
 class Critic(nn.Module):

@@ -7,6 +7,7 @@ their sum serves the critic, the policy and the multipliers, each with its own o
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,38 +102,57 @@ def _states(batch: Batch, settings: LearningSettings) -> Tensor:
     return states if settings.policy_evaluation == "td0" else states[:, :-1].flatten(0, 1)
 
 
-@torch.no_grad()
-def prepare(
-    nets: ActorCritic, batches: Sequence[Batch], settings: LearningSettings
-) -> list[dict[str, Any]]:
-    """Add to the batches of several updates what their losses need of the target networks.
+# The target networks do not change between two copies, so that they can be evaluated for many updates
+# at once: with small batches it is the number of operations that counts, not their size.
 
-    The target networks do not change between two copies, so they can be evaluated for many updates
-    at once: with small batches it is the number of operations that counts, not their size. Nor do
-    the weights of the actions change, unless a temperature is learned; where it is solved for
-    instead, it is solved for all these states together.
+
+def prepare(nets: ActorCritic, batches: Sequence[Batch], settings: LearningSettings) -> list[Batch]:
+    """Add to the batches of several updates what their losses need of the target networks.
 
     Args:
         nets, settings: as for :func:`rerpi_losses`.
         batches: those of updates between which no copy is made.
     """
-    rows = [len(batch["rewards"]) for batch in batches]
+    prepared = prepare_critic(nets, batches, settings)
+    improving = [batch.get(PLAN, Plan()).improve_policy for batch in batches]
+    improved = prepare_policy(nets, list(itertools.compress(prepared, improving)), settings)
+    remaining = iter(improved)
+    return [next(remaining) if flag else batch for flag, batch in zip(improving, prepared)]
+
+
+@torch.no_grad()
+def prepare_critic(
+    nets: ActorCritic, batches: Sequence[Batch], settings: LearningSettings
+) -> list[Batch]:
+    """Add the critic's targets to the batches of several updates; see :func:`prepare`."""
     joined = batches[0]
     if len(batches) > 1:
         columns = [key for key in joined if key != PLAN]
         joined = {key: torch.cat([batch[key] for batch in batches]) for key in columns}
+    rows = [len(batch["rewards"]) for batch in batches]
     targets = critic_targets(nets, joined, settings).split(rows)
-    prepared = [{**batch, TARGETS: chunk} for batch, chunk in zip(batches, targets)]
-    improving = [batch for batch in prepared if batch.get(PLAN, Plan()).improve_policy]
-    if improving and settings.fit != "value_gradient":
-        states = [_states(batch, settings) for batch in improving]
-        sizes = list(map(len, states))
-        candidates = sample_candidates(nets, torch.cat(states), settings)
-        learned = any(c.learned and not c.is_trust_region for c in nets.constraints.values())
-        done = candidates if learned else weigh(nets, candidates, settings)[0]
-        for batch, chunk in zip(improving, done.split(sizes)):
-            batch[CANDIDATES if learned else WEIGHTED] = chunk
-    return prepared
+    return [{**batch, TARGETS: chunk} for batch, chunk in zip(batches, targets)]
+
+
+@torch.no_grad()
+def prepare_policy(
+    nets: ActorCritic, batches: Sequence[Batch], settings: LearningSettings
+) -> list[Batch]:
+    """Add what the policy's losses need to the batches of several updates; see :func:`prepare`.
+
+    The weights of the actions do not change between two copies, either, unless a temperature is
+    learned; where it is solved for instead, it is solved for all these states together.
+    """
+    if not batches or settings.fit == "value_gradient":
+        return list(batches)
+    states = [_states(batch, settings) for batch in batches]
+    candidates = sample_candidates(nets, torch.cat(states), settings)
+    learned = any(c.learned and not c.is_trust_region for c in nets.constraints.values())
+    key, done = (
+        (CANDIDATES, candidates) if learned else (WEIGHTED, weigh(nets, candidates, settings)[0])
+    )
+    chunks = done.split([len(some) for some in states])
+    return [{**batch, key: chunk} for batch, chunk in zip(batches, chunks)]
 
 
 # -- Step 1: policy evaluation. --
@@ -227,12 +247,18 @@ class Candidates:
 
     def split(self, sizes: list[int]) -> list[Candidates]:
         """Split along the batch dimension into chunks of the given sizes."""
-        priors = [None] * len(sizes) if self.log_prior is None else self.log_prior.split(sizes, 1)
-        values = zip(*(values.split(sizes, 1) for values in self.values.values()))
-        chunks = zip(self.target.split(sizes), self.actions.split(sizes, 1), values, priors)
+
+        def chunks(values: Tensor) -> list[Tensor]:
+            # The same layout whatever the number of chunks, as compiled updates need it.
+            return [chunk.contiguous() for chunk in values.split(sizes, dim=1)]
+
+        priors = [None] * len(sizes) if self.log_prior is None else chunks(self.log_prior)
+        values = zip(*map(chunks, self.values.values()))
         return [
             Candidates(target, actions, dict(zip(self.values, chunk)), prior)
-            for target, actions, chunk, prior in chunks
+            for target, actions, chunk, prior in zip(
+                self.target.split(sizes), chunks(self.actions), values, priors
+            )
         ]
 
 
@@ -335,10 +361,7 @@ def _fit_losses(
         # Zero instead of left out: data-parallel learners expect a gradient for every parameter.
         losses["dual"] = functools.reduce(
             torch.add,
-            [
-                loss if plan.moves(nets.constraints[part]) else 0.0 * loss
-                for part, loss in dual_losses.items()
-            ],
+            [plan.moves(nets.constraints[part]) * loss for part, loss in dual_losses.items()],
         )
     metrics = weighted.metrics | {"policy_loss": fit.policy_loss} | online.metrics()
     if settings.fit != "decoupled":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from rerpi_rllib.core.constraints import Constraint
 from rerpi_rllib.core.settings import LearningSettings
 
@@ -14,21 +16,21 @@ class Plan:
 
     Args:
         improve_policy: whether Steps 2 and 3 are done.
-        is_late: whether it is in the last quarter of a target period.
+        is_late: whether it is in the last quarter of a target period; a tensor in compiled updates.
         copy_targets: whether the target networks are replaced after it.
     """
 
     improve_policy: bool = True
-    is_late: bool = True
+    is_late: bool | Tensor = True
     copy_targets: bool = False
 
-    def moves(self, constraint: Constraint) -> bool:
+    def moves(self, constraint: Constraint) -> bool | Tensor:
         """Tell whether the constraint's multiplier takes a step.
 
         A trust region is for the policy that is copied. Earlier in a target period the KL is smaller
         whatever the multiplier is, and would pull it down.
         """
-        return self.is_late or constraint.schedule == "always"
+        return True if constraint.schedule == "always" else self.is_late
 
 
 def plan_update(number: int, settings: LearningSettings) -> Plan:

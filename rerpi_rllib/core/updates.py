@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rerpi_rllib.core.losses import (
-    PLAN,
-    Batch,
-    Metrics,
-    critic_loss,
-    policy_losses,
-    prepare,
+from rerpi_rllib.core.gradients import (
+    GradientFunction,
+    Gradients,
+    critic_gradients,
+    policy_gradients,
 )
+from rerpi_rllib.core.losses import PLAN, Batch, Metrics, prepare, prepare_critic, prepare_policy
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.optimizers import Optimizers
 from rerpi_rllib.core.plan import plan_update
 from rerpi_rllib.core.settings import LearningSettings, all_parts
 
-Optimizers = Mapping[str, torch.optim.Optimizer]
 # Does all of an update but the copies, given the batch with its plan, and returns the metrics.
 Step = Callable[[Batch], Metrics]
 
@@ -36,68 +35,56 @@ Step = Callable[[Batch], Metrics]
 _STEPS_PREPARED_AT_ONCE = 4096
 
 
-def make_optimizers(
-    nets: ActorCritic, lr: float = 1e-3, dual_lr: float = 1e-3, others: nn.Module | None = None
-) -> dict[str, torch.optim.Adam]:
-    """Make an Adam for each of critic, policy and multipliers that has parameters.
-
-    Args:
-        nets: the networks.
-        lr, dual_lr: learning rates of the networks and of the multipliers.
-        others: a module around ``nets``; an optimizer "others" has what is trainable in it beside
-            them.
-    """
-    groups = {
-        "critic": list(nets.critic.parameters()),
-        "policy": list(nets.policy.parameters()),
-        "dual": list(nets.multipliers.parameters()),
-    }
-    if others is not None:
-        known = {id(parameter) for group in groups.values() for parameter in group}
-        groups["others"] = [
-            parameter
-            for parameter in others.parameters()
-            if parameter.requires_grad and id(parameter) not in known
-        ]
-    optimizers = {}
-    for name, parameters in groups.items():
-        if parameters:
-            # Multipliers have a short memory: one large KL must not keep them slow for a thousand
-            # updates. They have no momentum: it would carry them on through the updates that leave
-            # them alone.
-            rate, betas = (dual_lr, (0.0, 0.9)) if name == "dual" else (lr, (0.9, 0.999))
-            # Capturable: on a GPU an update can be recorded in a graph.
-            optimizers[name] = torch.optim.Adam(
-                parameters, lr=rate, betas=betas, fused=True, capturable=True
-            )
-    return optimizers
-
-
 def policy_step(
-    nets: ActorCritic, batch: Batch, settings: LearningSettings, optimizers: Optimizers
+    nets: ActorCritic,
+    batch: Batch,
+    settings: LearningSettings,
+    optimizers: Optimizers,
+    gradients: GradientFunction = policy_gradients,
 ) -> Metrics:
     """Take the steps of the policy and of the multipliers."""
-    losses, metrics = policy_losses(nets, batch, settings)
-    _step(list(losses.values()), optimizers, ("policy", "dual"))
-    return metrics
+    return _step(gradients, nets, batch, settings, _of_policy(optimizers))
 
 
 def critic_step(
-    nets: ActorCritic, batch: Batch, settings: LearningSettings, optimizers: Optimizers
+    nets: ActorCritic,
+    batch: Batch,
+    settings: LearningSettings,
+    optimizers: Optimizers,
+    gradients: GradientFunction = critic_gradients,
 ) -> Metrics:
     """Take the critic's step."""
-    loss, metrics = critic_loss(nets, batch, settings)
-    _step([loss], optimizers, ("critic",))
-    return metrics
+    return _step(gradients, nets, batch, settings, _of_critic(optimizers))
 
 
-def _step(losses: Sequence[Tensor], optimizers: Optimizers, names: tuple[str, ...]) -> None:
-    moved = [optimizers[name] for name in names if name in optimizers]
-    for optimizer in moved:
-        optimizer.zero_grad()
-    torch.autograd.backward(losses)
-    for optimizer in moved:
+def _of_critic(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
+    return [optimizers["critic"]]
+
+
+def _of_policy(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
+    return [optimizers[name] for name in ("policy", "dual") if name in optimizers]
+
+
+def _parameters(optimizers: Sequence[torch.optim.Optimizer]) -> list[nn.Parameter]:
+    return [
+        p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+    ]
+
+
+def _step(
+    gradient_function: GradientFunction,
+    nets: ActorCritic,
+    batch: Batch,
+    settings: LearningSettings,
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> Metrics:
+    parameters = _parameters(optimizers)
+    gradients, metrics = gradient_function(nets, batch, settings, parameters)
+    for parameter, gradient in zip(parameters, gradients):
+        parameter.grad = gradient
+    for optimizer in optimizers:
         optimizer.step()
+    return metrics
 
 
 def run_updates(
@@ -107,6 +94,7 @@ def run_updates(
     minibatch_size: int,
     *,
     optimizers: Optimizers | None = None,
+    gradients: Gradients | None = None,
     policy_thread: Executor | None = None,
     step: Step | None = None,
     ahead: bool = True,
@@ -118,8 +106,9 @@ def run_updates(
         columns: the batch of all updates.
         minibatch_size: rows of one update.
         optimizers: of :func:`make_optimizers`, which take the steps.
-        policy_thread: takes the policy's steps beside the critic's. Between two target copies neither
-            depends on the other, except with value gradients, where it must not be given.
+        gradients: what computes the gradients of these steps, if they are to be compiled.
+        policy_thread: does Steps 2 and 3 beside Step 1. Between two target copies neither depends on
+            the other, except with value gradients, where it must not be given.
         step: takes the steps in place of ``optimizers``.
         ahead: whether to evaluate the target networks for several updates at once. Otherwise the
             losses of each update do.
@@ -129,6 +118,7 @@ def run_updates(
     """
     logged: dict[str, list[Tensor]] = defaultdict(list)
     improving: list[Future[Metrics]] = []
+    gradients = gradients or Gradients()
 
     def log(metrics: Metrics) -> None:
         for name, value in metrics.items():
@@ -138,23 +128,34 @@ def run_updates(
         while improving:
             log(improving.pop(0).result())
 
-    def own_step(batch: Batch) -> Metrics:
+    def own_steps(block: Sequence[Batch]) -> Iterator[Metrics]:
         assert optimizers is not None
-        metrics: Metrics = {}
-        if batch[PLAN].improve_policy:
-            # First, since value gradients are those of the critic before its step.
-            arguments = (nets, batch, settings, optimizers)
-            if policy_thread is not None:
-                improving.append(policy_thread.submit(policy_step, *arguments))
-            else:
-                metrics = policy_step(*arguments)
-        return metrics | critic_step(nets, batch, settings, optimizers)
+        if policy_thread is None:
+            for batch in prepare(nets, block, settings):
+                metrics: Metrics = {}
+                if batch[PLAN].improve_policy:
+                    # First, since value gradients are those of the critic before its step.
+                    metrics = policy_step(nets, batch, settings, optimizers, gradients.policy)
+                yield metrics | critic_step(nets, batch, settings, optimizers, gradients.critic)
+            return
+        improved = [batch for batch in block if batch[PLAN].improve_policy]
+        steps = (
+            policy_step(nets, batch, settings, optimizers, gradients.policy)
+            for batch in _once_needed(lambda: prepare_policy(nets, improved, settings))
+        )
+        improving.extend(policy_thread.submit(next, steps) for _ in improved)
+        for batch in prepare_critic(nets, block, settings):
+            yield critic_step(nets, batch, settings, optimizers, gradients.critic)
+
+    def others_steps(block: Sequence[Batch]) -> Iterator[Metrics]:
+        assert step is not None
+        yield from map(step, prepare(nets, block, settings) if ahead else block)
 
     blocks = _blocks(columns, minibatch_size, int(nets.num_updates), settings)
     try:
         for block in blocks:
-            for batch in prepare(nets, block, settings) if ahead else block:
-                log((step or own_step)(batch))
+            for metrics in own_steps(block) if step is None else others_steps(block):
+                log(metrics)
                 nets.num_updates += 1
             if block[-1][PLAN].copy_targets:
                 wait_for_policy()
@@ -164,6 +165,11 @@ def run_updates(
     finally:  # After an error nothing keeps running.
         wait([future for future in improving if not future.cancel()])
     return _means(logged, int(nets.num_updates))
+
+
+def _once_needed(make: Callable[[], Sequence[Batch]]) -> Iterator[Batch]:
+    """Yield what the function returns, calling it for the first one."""
+    yield from make()
 
 
 def _blocks(

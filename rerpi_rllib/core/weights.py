@@ -29,7 +29,7 @@ def _floating(q_values: Tensor) -> torch.dtype:
 
 
 def _below_maximum(q_values: Tensor) -> Tensor:
-    return q_values - q_values.max(dim=0, keepdim=True).values
+    return q_values - q_values.amax(dim=0, keepdim=True)
 
 
 def _log_prior(q_values: Tensor, log_prior: Tensor | None) -> Tensor | float:
@@ -75,7 +75,7 @@ def temperature_dual(
     q_values = q_values.detach()
     scaled = _below_maximum(q_values) / temperature
     log_mean_exp = torch.logsumexp(scaled + _log_prior(q_values, log_prior), dim=0)
-    return temperature * (epsilon + log_mean_exp.mean()) + q_values.max(dim=0).values.mean()
+    return temperature * (epsilon + log_mean_exp.mean()) + q_values.amax(dim=0).mean()
 
 
 def _kl_and_slope(
@@ -127,9 +127,12 @@ def solve_temperature(q_values: Tensor, epsilon: float, log_prior: Tensor | None
     # d KL / d log eta = -variance(Q / eta) >= -(range / 2 eta)^2, hence KL <= range^2 / 8 eta^2.
     low, high = floor, torch.maximum((widest / math.sqrt(8.0 * epsilon)).log() + 1e-6, floor)
     # For nearly equal weights KL = variance(Q) / 2 eta^2.
-    guess = 0.5 * (below.var(dim=0, correction=0).mean() / (2.0 * epsilon)).log()
+    variance = below.square().mean() - below.mean(dim=0).square().mean()
+    guess = 0.5 * (variance / (2.0 * epsilon)).log()
     log_temperature = torch.minimum(torch.maximum(guess, low), high)
-    is_reachable = _kl_and_slope(below, prior, floor)[0] > epsilon
+    # At the lowest temperature only the best actions have a weight.
+    best = (below > -floor.exp()) * torch.as_tensor(prior, device=below.device).exp()
+    is_reachable = -best.sum(dim=0).log().mean() > epsilon
     for _ in range(100 if may_look else _STEPS_ON_DEVICES):
         kl, slope = _kl_and_slope(below, prior, log_temperature)
         if may_look and (

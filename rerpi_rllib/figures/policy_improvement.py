@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from rerpi_rllib import RERPIConfig
 from rerpi_rllib.core.critics import Critic
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.optimizers import make_optimizers
 from rerpi_rllib.core.policies.gaussian import GaussianPolicy
 from rerpi_rllib.core.settings import LearningSettings
-from rerpi_rllib.core.updates import make_optimizers, policy_step
+from rerpi_rllib.core.updates import policy_step
 from rerpi_rllib.figures.known_functions import FUNCTIONS
 
 

@@ -17,8 +17,9 @@ import torch
 from rerpi_rllib import RERPIConfig, envs
 from rerpi_rllib.algorithm.networks import build_networks
 from rerpi_rllib.algorithm.process import set_up_learning
+from rerpi_rllib.core.optimizers import make_optimizers
 from rerpi_rllib.core.settings import LearningSettings
-from rerpi_rllib.core.updates import make_optimizers, run_updates
+from rerpi_rllib.core.updates import run_updates
 
 
 def is_machine_without_gpu() -> bool:

@@ -1,0 +1,37 @@
+"""Operations that are recorded once and then run in one call, without Python between them."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
+
+
+@torch.no_grad()
+def record(module: nn.Module, *inputs: Tensor) -> Callable[..., Tensor]:
+    """Return a function that does what the module does, without gradients, but faster.
+
+    The operations read the weights where the module has them, and always see the current ones. Random
+    numbers are the same as the module's. A record is valid for inputs of these shapes only.
+
+    A module that looks at values to choose its operations cannot be recorded, and is returned itself;
+    so is every module if a future release of torch has no ``torch.jit``, which is deprecated.
+    """
+    try:
+        # Recording may draw samples, which must not change the ones that follow.
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            untraceable: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]
+            warnings.simplefilter("error", untraceable)
+            # These layers choose their operations by the shape, which does not change.
+            warnings.filterwarnings("ignore", category=untraceable, module=".*core.layers")
+            recorded: Callable[..., Tensor] = torch.jit.trace(module, inputs, check_trace=False)
+        return recorded
+    except Exception as reason:  # If the module itself fails, it does so again when it is used.
+        logger.debug("%s is not recorded: %s", type(module).__name__, reason)
+        return module
