@@ -40,7 +40,7 @@ SECONDS = 10.0
 def _prepared(config: RERPIConfig, num_env_runners: int) -> RERPIConfig:
     config = (
         config.environment(ENV)
-        .training(num_steps_sampled_before_learning_starts=WARM_UP)
+        .training(num_steps_sampled_before_learning_starts=WARM_UP, compile_updates="at_start")
         .env_runners(num_env_runners=num_env_runners)
         .learners(num_gpus_per_learner=0)
         .reporting(min_sample_timesteps_per_iteration=100)
