@@ -383,3 +383,35 @@ def test_rate_limiter():
     free = RateLimiter(None, learning_starts=10)
     free.env_steps = 10
     assert free.updates_due(limit=5) == 5 and free.may_sample(10**9, 1)
+
+
+@pytest.mark.parametrize("new_stack", [True, False], ids=["new", "old"])
+def test_observations_are_normalized_by_what_was_gathered(ray_session, tmp_path, new_stack):
+    config = tiny_config(normalize_observations=True).env_runners(num_env_runners=1)
+    config.api_stack(
+        enable_rl_module_and_learner=new_stack, enable_env_runner_and_connector_v2=new_stack
+    )
+    algorithm = config.build_algo()
+    while not algorithm._limiter.updates:
+        algorithm.train()
+
+    def of_networks(algorithm):
+        if new_stack:
+            learner = algorithm.learner_group._learner
+            nets = learner.module["default_policy"].unwrapped().nets
+        else:
+            nets = algorithm.get_policy().model.nets
+        return {name: value for name, value in nets.state_dict().items() if "body.0." in name}
+
+    known = of_networks(algorithm)
+    assert {name.split(".")[0] for name in known} >= {"policy", "target_policy"}
+    # Pendulum's third observation is a velocity of up to eight.
+    assert all(float(value[2]) > 1.0 for name, value in known.items() if name.endswith("stddev"))
+    algorithm.save(str(tmp_path))
+    moments = algorithm.replay.moments
+    algorithm.stop()
+    restored = type(algorithm).from_checkpoint(str(tmp_path))
+    np.testing.assert_array_equal(restored.replay.moments.mean, moments.mean)
+    for name, value in of_networks(restored).items():
+        torch.testing.assert_close(value, known[name], msg=name)
+    restored.stop()

@@ -28,13 +28,14 @@ from rerpi_rllib.core.settings import LearningSettings
 from rerpi_rllib.core.updates import run_updates
 
 
-def _nets(policy=None, critic=None, settings=None, clip_actions=True):
+def _nets(policy=None, critic=None, settings=None, clip_actions=True, inputs=None):
     torch.manual_seed(0)
     return ActorCritic(
         5,
         3,
         policy={"layers": (32, 16), "initial_stddev": 0.4, **(policy or {})},
         critic={"layers": (32, 16), **(critic or {})},
+        inputs=inputs,
         clip_actions=clip_actions,
         constraints=(settings or _settings()).constraints(bounded_actions=clip_actions),
     )
@@ -649,3 +650,65 @@ def test_without_onednn_there_is_one_product(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     layers.choose_fastest()
     assert not layers._uses_onednn
+
+
+@pytest.mark.parametrize("policy", ["gaussian", "full_gaussian", "mixture", "categorical"])
+def test_residual_networks_learn_and_have_gradients_everywhere(policy):
+    torch.manual_seed(0)
+    settings = _settings(policy=policy)
+    nets = ActorCritic(
+        5,
+        3,
+        policy={"kind": policy, "layers": (16, 16), "covariance_layers": (8,), "num_components": 2},
+        critic={"layers": (32, 32), "num_critics": 2, "aggregation": "mean"},
+        inputs={"network": "residual", "normalize_observations": True},
+        clip_actions=policy != "categorical",
+        constraints=settings.constraints(policy != "categorical"),
+    )
+    batch = _discrete(_batch()) if policy == "categorical" else _batch()
+    first = rerpi_loss(nets, batch, settings)[1]["critic_loss"]
+    optimizers = make_optimizers(nets, lr=3e-3)
+    columns = {key: value.repeat(60, *[1] * (value.dim() - 1)) for key, value in batch.items()}
+    run_updates(nets, settings, columns, len(batch["rewards"]), optimizers=optimizers)
+    assert rerpi_loss(nets, batch, settings)[1]["critic_loss"] < 0.5 * first
+    for name, parameter in (*nets.policy.named_parameters(), *nets.critic.named_parameters()):
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0.0, name
+
+
+def test_normalized_networks_see_observations_in_units_of_their_deviation():
+    settings = _settings()
+    plain, normalized = (
+        _nets(settings=settings, inputs={"normalize_observations": flag}) for flag in (False, True)
+    )
+    mean, stddev = torch.arange(5.0), torch.tensor([1e-3, 1.0, 10.0, 1e4, 0.0])
+    normalized.set_observation_moments(mean, stddev)
+    observations = torch.randn(7, 5)
+    actions = torch.randn(7, 3)
+    # A number that never changed keeps its unit.
+    scaled = mean + observations * torch.where(stddev > 0.0, stddev, 1.0)
+    for found, expected in (
+        (normalized.policy(scaled).mean, plain.policy(observations).mean),
+        (normalized.policy(scaled).stddev, plain.policy(observations).stddev),
+        (normalized.critic(scaled, actions), plain.critic(observations, actions)),
+        (normalized.target_policy(scaled).mean, plain.policy(observations).mean),
+        (normalized.target_critic(scaled, actions), plain.critic(observations, actions)),
+    ):
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-2)
+    # One sensor that has gone mad does not carry everything else away.
+    far = scaled.clone()
+    far[:, 1] = 1e9
+    near = scaled.clone()
+    near[:, 1] = mean[1] + 10.0
+    torch.testing.assert_close(normalized.policy(far).mean, normalized.policy(near).mean)
+
+
+def test_a_pair_of_critics_is_joined_as_asked():
+    observations, actions = torch.randn(4, 5), torch.randn(4, 3)
+    values = {}
+    for aggregation in ("min", "mean"):
+        torch.manual_seed(0)
+        critic = Critic(5, 3, (16,), clip_actions=True, num_critics=2, aggregation=aggregation)
+        values[aggregation] = critic(observations, actions)
+        each = torch.stack([net(observations, actions.clamp(-1, 1)) for net in critic.networks])
+    torch.testing.assert_close(values["min"], each.squeeze(-1).amin(dim=0))
+    torch.testing.assert_close(values["mean"], each.squeeze(-1).mean(dim=0))

@@ -307,3 +307,29 @@ def test_restored_into_another_shape(tmp_path, capacity, lanes):
     for last in terminal["obs"][terminal["terminateds"] == 1, 0]:
         number = int(last // 100)
         assert number % 3 == 0 and last % 100 == 4 + number
+
+
+def test_moments_are_of_all_observations_ever_added():
+    rng = np.random.default_rng(0)
+    observations = 1e4 + rng.standard_normal((300, 2)) * [1.0, 1e3]
+
+    def piece(start, end):
+        length = end - start
+        steps = {"rewards": np.zeros(length), "log_probs": np.zeros(length)}
+        return {
+            "observations": observations[start : end + 1],
+            "actions": np.zeros((length, 1)),
+            **steps,
+        }
+
+    # The replay holds 50 steps; the second piece begins with the last observation of the first.
+    buffer = ReplayBuffer(50, 2, 1)
+    assert (buffer.moments.stddev == 1.0).all()
+    buffer.add("a", **piece(0, 100), terminated=False, done=False)
+    buffer.add("a", **piece(100, 120), terminated=False, done=True)
+    buffer.add("b", **piece(121, 299), terminated=False, done=False)
+    for other in (ReplayBuffer(50, 2, 1), ReplayBuffer(80, 2, 1, num_lanes=2)):
+        other.set_state(buffer.get_state())
+        for restored in (buffer, other):
+            np.testing.assert_allclose(restored.moments.mean, observations.mean(axis=0))
+            np.testing.assert_allclose(restored.moments.stddev, observations.std(axis=0))

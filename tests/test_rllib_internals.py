@@ -148,6 +148,13 @@ INTERNALS: tuple[Internal, ...] = (
         ("training_data",),
     ),
     Internal(
+        "ray.rllib.core.learner.torch.torch_learner.TorchLearner",
+        "_convert_batch_type",
+        "the learner",
+        "Copies batches to a GPU from pinned memory.",
+        ("batch", "to_device", "pin_memory", "use_stream"),
+    ),
+    Internal(
         "ray.rllib.core.learner.learner.Learner",
         "_weights_seq_no",
         "the learner",

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import tiny_config
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 
@@ -300,3 +301,18 @@ def test_threads_are_those_of_the_machine_and_of_env_runners_that_wait(monkeypat
     assert process.learner_threads(config) == 1
     config.resources(num_cpus_for_main_process=16)
     assert process.learner_threads(config) == 4
+
+
+@pytest.mark.parametrize("device,pinned", [("cpu", False), ("cuda", True)])
+def test_batches_go_to_a_gpu_from_pinned_memory(monkeypatch, device, pinned):
+    calls = []
+
+    def convert(self, batch, to_device=True, pin_memory=False, use_stream=False):
+        calls.append((batch, to_device, pin_memory))
+        return batch
+
+    learner = _learner(num_env_runners=0)
+    monkeypatch.setattr(TorchLearner, "_convert_batch_type", convert)
+    learner._device = torch.device(device)
+    assert learner._convert_batch_type("a batch") == "a batch"
+    assert calls == [("a batch", True, pinned)]

@@ -21,7 +21,9 @@ from rerpi_rllib.algorithm.learner import RERPITorchLearner
 from rerpi_rllib.algorithm.networks import model_settings
 from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
 from rerpi_rllib.core.constraints import Constraint, MultiplierSchedule
+from rerpi_rllib.core.critics import Aggregation
 from rerpi_rllib.core.gradients import WhenToCompile
+from rerpi_rllib.core.layers import NetworkKind
 from rerpi_rllib.core.policies import POLICIES
 from rerpi_rllib.core.settings import (
     FitKind,
@@ -121,11 +123,14 @@ class RERPIConfig(AlgorithmConfig):
         self.min_stddev = 0.0
         self.tanh_mean = False
         self.tanh_observations = False
+        self.normalize_observations = False
         self.critic: checks.CriticKind = "scalar"
         self.num_critics = 1
+        self.critic_aggregation: Aggregation = "min"
         self.num_atoms = 51
         self.value_range: Sequence[float] = (-150.0, 150.0)
         # Networks and optimizers.
+        self.network: NetworkKind = "paper"
         self.policy_layers: Sequence[int] = (200, 200, 200)
         self.critic_layers: Sequence[int] = (500, 500, 500)
         self.covariance_layers: Sequence[int] | None = (64, 64)
@@ -205,8 +210,10 @@ class RERPIConfig(AlgorithmConfig):
         min_stddev: checks.Nonnegative = NotProvided,
         tanh_mean: bool = NotProvided,
         tanh_observations: bool = NotProvided,
+        normalize_observations: bool = NotProvided,
         critic: checks.CriticKind = NotProvided,
         num_critics: checks.NumCritics = NotProvided,
+        critic_aggregation: Aggregation = NotProvided,
         num_atoms: checks.NumAtoms = NotProvided,
         value_range: checks.ValueRange = NotProvided,
         temperature_solver: TemperatureSolver = NotProvided,
@@ -222,6 +229,7 @@ class RERPIConfig(AlgorithmConfig):
         replay_capacity: checks.Count = NotProvided,
         updates_per_env_step: checks.UpdateRatio = NotProvided,
         num_steps_sampled_before_learning_starts: checks.Count = NotProvided,
+        network: NetworkKind = NotProvided,
         policy_layers: checks.Layers = NotProvided,
         critic_layers: checks.Layers = NotProvided,
         covariance_layers: checks.OptionalLayers = NotProvided,
@@ -259,9 +267,13 @@ class RERPIConfig(AlgorithmConfig):
                 variance.
             tanh_mean: keep the mean inside the action bounds; the paper's own mean is unbounded.
             tanh_observations: pass observations through tanh first.
+            normalize_observations: subtract the mean of all observations gathered so far and divide
+                by their standard deviation, inside the networks; the replay keeps them as they are.
             critic: what it learns: "scalar" (expected return), "categorical" (probabilities of
                 evenly spaced returns, two-hot targets) or "quantile".
-            num_critics: 2 takes the minimum of a pair, as SAC does.
+            num_critics: 2 learns a pair of critics.
+            critic_aggregation: "min" takes the smaller value of a pair, as SAC does; "mean" their
+                mean, which does not underestimate where episodes do not terminate.
             num_atoms: outputs of a "categorical" or "quantile" critic.
             value_range: returns that a "categorical" critic can tell apart; what is beyond counts as
                 the nearer end.
@@ -286,8 +298,13 @@ class RERPIConfig(AlgorithmConfig):
             updates_per_env_step: ratio of learning to acting; None lets both run free.
             num_steps_sampled_before_learning_starts: steps gathered before the first update; the
                 updates that belong to them are then made up at once.
-            policy_layers: sizes of the policy's hidden layers.
-            critic_layers: sizes of the critic's hidden layers.
+            network: how policy, covariance and critic are built: "paper" (layer normalisation and
+                tanh, then layers with ELU) or "residual" (a linear layer, then blocks of layer
+                normalisation, a layer twice as wide with ReLU and one back, added to their input,
+                and layer normalisation at the end).
+            policy_layers: sizes of the policy's hidden layers; in a residual network, of its blocks,
+                which are all the same.
+            critic_layers: the same for the critic.
             covariance_layers: sizes of the hidden layers of the network that computes the covariance,
                 and of the one for a mixture's weights. None computes all parts of the policy from
                 its one stack of hidden layers, as the paper does; then a step of the mean moves the
@@ -408,6 +425,13 @@ class RERPIConfig(AlgorithmConfig):
                 self._value_error(
                     f"{key}={value!r} is not allowed with {other}={getattr(self, other)!r}: it must "
                     f"be {' or '.join(allowed)}."
+                )
+        for key in ("policy_layers", "critic_layers", "covariance_layers"):
+            sizes = getattr(self, key)
+            if self.network == "residual" and sizes and len(set(sizes)) > 1:
+                self._value_error(
+                    f"{key}={sizes!r} is not allowed with network='residual': its blocks are all of "
+                    "the same size."
                 )
         if self.min_stddev >= self.initial_stddev:
             self._value_error(

@@ -11,6 +11,7 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.annotations import override
 
+from rerpi_rllib.algorithm.moments import Array
 from rerpi_rllib.algorithm.process import make_gradients, set_up_learning
 from rerpi_rllib.algorithm.rl_module import METRICS, TOTAL_LOSS, RERPITorchRLModule
 from rerpi_rllib.core.losses import Batch, Metrics
@@ -92,15 +93,26 @@ class RERPITorchLearner(TorchLearner):
         return loss
 
     @override(TorchLearner)
+    def _convert_batch_type(
+        self, batch: Any, to_device: bool = True, pin_memory: bool = False, use_stream: bool = False
+    ) -> Any:
+        """Copy a batch to a GPU from pinned memory, so that nothing waits for the copy."""
+        pin_memory = pin_memory or self._device.type == "cuda"
+        return super()._convert_batch_type(batch, to_device, pin_memory, use_stream)
+
+    @override(TorchLearner)
     def update(
         self,
         *,
         training_data: TrainingData,
         timesteps: dict[str, Any] | None = None,
         minibatch_size: int,
+        observation_moments: tuple[Array, Array] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Make one update for every ``minibatch_size`` rows of the batch, in order.
+
+        ``observation_moments`` are mean and standard deviation of what the run has gathered so far.
 
         What RLlib does around an update (metrics, schedules, iterators) is done once for all of
         them: at 256 rows it would otherwise cost a good part of the update itself.
@@ -112,6 +124,8 @@ class RERPITorchLearner(TorchLearner):
         batch = self._make_batch_if_necessary(training_data=training_data)
         self._weights_seq_no += 1
         module = self.module[DEFAULT_MODULE_ID].unwrapped()
+        if observation_moments is not None:
+            module.nets.set_observation_moments(*map(torch.from_numpy, observation_moments))
         means = run_updates(
             module.nets,
             module.settings,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import gymnasium as gym
 from torch import Tensor, nn
 
 from rerpi_rllib.algorithm.spaces import check_spaces, is_bounded
+from rerpi_rllib.core.layers import InputSettings
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.policies import Distribution
 from rerpi_rllib.core.recording import record
@@ -19,8 +20,8 @@ from rerpi_rllib.core.settings import LearningSettings
 def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Pick what modules and policies need out of all settings, in plain dictionaries.
 
-    ``policy`` and ``critic`` are the arguments of :class:`ActorCritic`, ``learning`` those of
-    :class:`LearningSettings`.
+    ``policy``, ``critic`` and ``inputs`` are the arguments of :class:`ActorCritic`, ``learning``
+    those of :class:`LearningSettings`.
     """
     return {
         "policy": {
@@ -28,17 +29,16 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
             "layers": tuple(config["policy_layers"]),
             "covariance_layers": config["covariance_layers"] and tuple(config["covariance_layers"]),
             "num_components": config["num_mixture_components"],
-            **{
-                key: config[key]
-                for key in ("initial_stddev", "min_stddev", "tanh_mean", "tanh_observations")
-            },
+            **{key: config[key] for key in ("initial_stddev", "min_stddev", "tanh_mean")},
         },
         "critic": {
             "kind": config["critic"],
             "layers": tuple(config["critic_layers"]),
             "value_range": tuple(config["value_range"]),
-            **{key: config[key] for key in ("num_critics", "num_atoms", "tanh_observations")},
+            "aggregation": config["critic_aggregation"],
+            **{key: config[key] for key in ("num_critics", "num_atoms")},
         },
+        "inputs": {field.name: config[field.name] for field in fields(InputSettings)},
         "learning": asdict(LearningSettings.from_mapping(config)),
     }
 
@@ -57,6 +57,7 @@ def build_networks(
         gym.spaces.flatdim(action_space),
         policy=model_config["policy"],
         critic=model_config["critic"],
+        inputs=model_config["inputs"],
         clip_actions=bounded,
         constraints=LearningSettings(**model_config["learning"]).constraints(bounded),
         inference_only=inference_only,

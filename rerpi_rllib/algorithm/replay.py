@@ -25,6 +25,8 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.utils.checkpoints import Checkpointable
 
+from rerpi_rllib.algorithm.moments import Moments
+
 Array: TypeAlias = npt.NDArray[Any]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Batch: TypeAlias = dict[str, Array]
@@ -74,6 +76,8 @@ class ReplayBuffer(Checkpointable):
         self._open: dict[str, int] = {}
         self._additions = 0
         self._size = 0
+        # Of all observations that were ever added, also those that are stored no longer.
+        self.moments = Moments(observation_size)
         self._rng = np.random.default_rng(seed)
         self._arguments: dict[str, Any] = {
             "capacity": capacity,
@@ -138,6 +142,7 @@ class ReplayBuffer(Checkpointable):
         length = len(rewards)
         if length == 0:
             return
+        self.moments.add(observations[episode_id in self._open :])
         keep = self._lane_rows - 1
         if length > keep:  # Only the newest part of an episode longer than the lane would remain.
             cut = length - keep
@@ -281,6 +286,7 @@ class ReplayBuffer(Checkpointable):
             "additions": self._additions,
             "size": self._size,
             "lane_rows": self._lane_rows,
+            "moments": self.moments.get_state(),
             "rng": self._rng.bit_generator.state,
             "bytes": {
                 f"{name}.bin": int(self._filled.sum()) * column[:1].nbytes
@@ -295,6 +301,7 @@ class ReplayBuffer(Checkpointable):
         self._open = dict(state["open"])
         self._additions = state["additions"]
         self._size = state["size"]
+        self.moments.set_state(state["moments"])
         self._rng.bit_generator.state = state["rng"]
 
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[()], dict[str, Any]]:
@@ -364,6 +371,7 @@ class ReplayBuffer(Checkpointable):
             other, restored = restored, ReplayBuffer(**self._arguments)
             for episode in other._episodes():
                 restored.add(**episode)
+            restored.moments = other.moments
             restored._rng.bit_generator.state = state["rng"]
         self.__dict__.update(restored.__dict__)
 

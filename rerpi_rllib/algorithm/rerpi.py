@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.training_data import TrainingData
@@ -234,14 +235,20 @@ class RERPI(Algorithm):
 
     def _update(self, batch: dict[str, np.ndarray], rows: int) -> Any:
         """Make several updates, in the learners or in the old stack's policy."""
+        moments = self.replay.moments
+        known = (moments.mean, moments.stddev) if self.config.normalize_observations else None
         if self.config.uses_old_api_stack:
-            return self.get_policy().learn_on_batch(SampleBatch(batch))
+            policy = self.get_policy()
+            if known is not None:
+                policy.model.nets.set_observation_moments(*map(torch.from_numpy, known))
+            return policy.learn_on_batch(SampleBatch(batch))
         return self.learner_group.update(
             training_data=TrainingData(
                 batch=MultiAgentBatch({DEFAULT_MODULE_ID: SampleBatch(batch)}, rows)
             ),
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._limiter.env_steps},
             minibatch_size=self.config.train_batch_size_per_learner // self.config.steps_per_row,
+            observation_moments=known,
         )
 
     @override(Algorithm)

@@ -7,15 +7,17 @@ import math
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rerpi_rllib.core.layers import Linear, after_first_layer
+from rerpi_rllib.core.layers import InputSettings, Linear, NetworkKind, after_first_layer
 from rerpi_rllib.core.recording import record
 from rerpi_rllib.core.threads import in_threads
+
+Aggregation = Literal["min", "mean"]
 
 _ROWS_AT_ONCE = 512
 _recording = threading.Lock()
@@ -122,7 +124,12 @@ class CriticNetwork(nn.Module):
     """A network from state and action to the outputs of a head."""
 
     def __init__(
-        self, observation_size: int, action_size: int, layers: Sequence[int], outputs: int
+        self,
+        observation_size: int,
+        action_size: int,
+        layers: Sequence[int],
+        outputs: int,
+        network: NetworkKind = "paper",
     ) -> None:
         super().__init__()
         # The first linear layer on (s, a) is kept in two parts and initialised as one.
@@ -131,7 +138,7 @@ class CriticNetwork(nn.Module):
         bound = 1.0 / math.sqrt(observation_size + action_size)
         for parameter in (*self.first_state.parameters(), *self.first_action.parameters()):
             nn.init.uniform_(parameter, -bound, bound)
-        self.body = after_first_layer(layers)
+        self.body = after_first_layer(layers, network)
         self.output = Linear(layers[-1], outputs)
         self._recorded: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {}
 
@@ -193,7 +200,7 @@ class _FromFirstLayer(nn.Module):
 
 
 class Critic(nn.Module):
-    """Q(s, a), the smallest value of ``num_critics`` networks.
+    """Q(s, a), the smallest or the mean value of ``num_critics`` networks.
 
     It sees actions as the environment does: clipped to ``[-1, 1]`` if the action space is bounded.
     """
@@ -205,17 +212,20 @@ class Critic(nn.Module):
         layers: Sequence[int],
         *,
         clip_actions: bool,
-        tanh_observations: bool = False,
+        inputs: InputSettings | None = None,
         kind: str = "scalar",
         num_critics: int = 1,
+        aggregation: Aggregation = "min",
         num_atoms: int = 51,
         value_range: Sequence[float] = (-150.0, 150.0),
     ) -> None:
         super().__init__()
-        self.clip_actions, self.tanh_observations = clip_actions, tanh_observations
+        inputs = inputs or InputSettings()
+        self.clip_actions, self.aggregation = clip_actions, aggregation
+        self.inputs = nn.Sequential(*inputs.layers(observation_size))
         self.head = HEADS[kind](num_atoms, value_range)
         self.networks = nn.ModuleList(
-            CriticNetwork(observation_size, action_size, layers, self.head.size)
+            CriticNetwork(observation_size, action_size, layers, self.head.size, inputs.network)
             for _ in range(num_critics)
         )
 
@@ -227,18 +237,22 @@ class Critic(nn.Module):
     def _outputs(self, observations: Tensor, actions: Tensor) -> list[Tensor]:
         if self.clip_actions:
             actions = actions.clamp(-1.0, 1.0)
-        if self.tanh_observations:
-            observations = observations.tanh()
+        observations = self.inputs(observations)
         return [network(observations, actions) for network in self.networks]
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Evaluate ``actions`` ``[..., B, D]`` at ``observations`` ``[B, O]``: ``[..., B]``."""
         values = [self.head.value(outputs) for outputs in self._outputs(observations, actions)]
-        return values[0] if len(values) == 1 else torch.stack(values).amin(dim=0)
+        if len(values) == 1:
+            return values[0]
+        together = torch.stack(values)
+        return together.amin(dim=0) if self.aggregation == "min" else together.mean(dim=0)
 
     def atoms(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Return the quantiles ``[..., B, size]`` of the network with the smallest value."""
         outputs = torch.stack(self._outputs(observations, actions))
+        if self.aggregation == "mean":
+            return outputs.mean(dim=0)
         smallest = self.head.value(outputs).argmin(dim=0, keepdim=True).unsqueeze(-1)
         return outputs.take_along_dim(smallest, dim=0).squeeze(0)
 

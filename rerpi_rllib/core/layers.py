@@ -11,12 +11,17 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+NetworkKind = Literal["paper", "residual"]
+
+_SMALLEST_STDDEV, _LARGEST_NORMALIZED = 1e-6, 10.0
+_WIDENING = 2  # Of the layer inside a residual block.
 _FEW = 4096
 _FEW_ROWS = 64
 _uses_onednn = False
@@ -125,15 +130,77 @@ class ELU(nn.Module):
         return torch.maximum(inputs, below, out=inputs)
 
 
-def after_first_layer(sizes: Sequence[int]) -> nn.Sequential:
-    """Make the hidden layers without the linear map of the first one."""
+class Normalize(nn.Module):
+    """Observations minus their mean, divided by their standard deviation, at most ten of these.
+
+    Both are of the observations gathered so far, and come from where those arrive. They are part of
+    the state of each network, so that whatever acts or learns with it sees the same observations.
+    """
+
+    mean: Tensor
+    stddev: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("stddev", torch.ones(size))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return ((inputs - self.mean) / self.stddev).clamp(-_LARGEST_NORMALIZED, _LARGEST_NORMALIZED)
+
+    @torch.no_grad()
+    def set(self, mean: Tensor, stddev: Tensor) -> None:
+        """Take over new statistics, each ``[size]``."""
+        self.mean.copy_(mean)
+        # What never changed keeps its unit.
+        self.stddev.copy_(torch.where(stddev > _SMALLEST_STDDEV, stddev, 1.0))
+
+
+class ResidualBlock(nn.Module):
+    """Layer normalisation, linear, ReLU and linear, added to the input."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(size)
+        self.widen = Linear(size, _WIDENING * size)
+        self.narrow = Linear(_WIDENING * size, size)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = inputs + self.narrow(self.widen(self.norm(inputs)).relu())
+        return outputs
+
+
+def after_first_layer(sizes: Sequence[int], network: NetworkKind = "paper") -> nn.Sequential:
+    """Make the hidden layers without the linear map of the first one.
+
+    Args:
+        sizes: of the hidden layers; in a "residual" network, of its blocks, all the same.
+        network: "paper" for layer normalisation and tanh, then linear layers and ELU; "residual" for
+            blocks and layer normalisation, as in SimBa (Lee et al., 2025).
+    """
+    if network == "residual":
+        return nn.Sequential(*map(ResidualBlock, sizes), nn.LayerNorm(sizes[0]))
     layers: list[nn.Module] = [nn.LayerNorm(sizes[0]), Tanh()]
     for before, after in itertools.pairwise(sizes):
         layers += [Linear(before, after), ELU()]
     return nn.Sequential(*layers)
 
 
-def body(inputs: int, sizes: Sequence[int], tanh_inputs: bool = False) -> nn.Sequential:
-    """Make the hidden layers of a network, from its inputs on."""
-    first = [Tanh()] if tanh_inputs else []
-    return nn.Sequential(*first, Linear(inputs, sizes[0]), *after_first_layer(sizes))
+@dataclass(frozen=True)
+class InputSettings:
+    """What networks do with observations, and how they are built; the names are settings.
+
+    Args:
+        normalize_observations: whether to subtract their mean and divide by their deviation.
+        tanh_observations: whether to pass them through tanh.
+        network: as for :func:`after_first_layer`.
+    """
+
+    normalize_observations: bool = False
+    tanh_observations: bool = False
+    network: NetworkKind = "paper"
+
+    def layers(self, size: int) -> list[nn.Module]:
+        """Make what observations pass through first."""
+        normalize = [Normalize(size)] if self.normalize_observations else []
+        return [*normalize, *([Tanh()] if self.tanh_observations else [])]

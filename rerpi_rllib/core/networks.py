@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rerpi_rllib.core.constraints import Constraint
 from rerpi_rllib.core.critics import Critic
+from rerpi_rllib.core.layers import InputSettings, Normalize
 from rerpi_rllib.core.multipliers import Multiplier
 from rerpi_rllib.core.policies import POLICIES, Policy, PolicySettings
 
@@ -22,6 +23,7 @@ class ActorCritic(nn.Module):
         observation_size, action_size: O and D.
         policy: the ``kind`` of policy, a name in ``POLICIES``, and its :class:`PolicySettings`.
         critic: the arguments of :class:`Critic`.
+        inputs: the :class:`InputSettings` of both.
         clip_actions: whether the environment clips actions to [-1, 1].
         constraints: the constraints of Steps 2 and 3.
         inference_only: whether to hold the online policy alone, which is what acting needs.
@@ -38,6 +40,7 @@ class ActorCritic(nn.Module):
         *,
         policy: Mapping[str, Any],
         critic: Mapping[str, Any],
+        inputs: Mapping[str, Any] | None = None,
         clip_actions: bool,
         constraints: Sequence[Constraint] = (),
         inference_only: bool = False,
@@ -45,10 +48,15 @@ class ActorCritic(nn.Module):
         super().__init__()
         settings = dict(policy)
         make_policy = POLICIES[settings.pop("kind", "gaussian")]
-        self.policy = make_policy(observation_size, action_size, PolicySettings(**settings))
+        shared = InputSettings(**(inputs or {}))
+        self.policy = make_policy(
+            observation_size, action_size, PolicySettings(**settings, inputs=shared)
+        )
         if inference_only:
             return
-        self.critic = Critic(observation_size, action_size, clip_actions=clip_actions, **critic)
+        self.critic = Critic(
+            observation_size, action_size, clip_actions=clip_actions, inputs=shared, **critic
+        )
         self.target_policy = copy.deepcopy(self.policy).requires_grad_(False)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.constraints = {constraint.part: constraint for constraint in constraints}
@@ -63,6 +71,12 @@ class ActorCritic(nn.Module):
             }
         )
         self.register_buffer("num_updates", torch.zeros((), dtype=torch.int64))
+
+    def set_observation_moments(self, mean: Tensor, stddev: Tensor) -> None:
+        """Let all networks that normalize observations use these, each ``[O]``."""
+        for module in self.modules():
+            if isinstance(module, Normalize):
+                module.set(mean, stddev)
 
     @torch.no_grad()
     def update_targets(self) -> None:

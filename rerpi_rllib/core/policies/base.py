@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from rerpi_rllib.core.layers import Linear, body
+from rerpi_rllib.core.layers import InputSettings, Linear, after_first_layer
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class PolicySettings:
         initial_stddev: the standard deviation before training, or for ever if it is not learned.
         min_stddev: its square is added to the variance that the network computes.
         tanh_mean: whether to keep the mean inside [-1, 1].
-        tanh_observations: whether to pass observations through tanh first.
+        inputs: what happens to the observations first, and which network follows.
         num_components: the number of Gaussians in a mixture.
     """
 
@@ -151,7 +151,7 @@ class PolicySettings:
     initial_stddev: float = 0.5
     min_stddev: float = 0.0
     tanh_mean: bool = False
-    tanh_observations: bool = False
+    inputs: InputSettings = field(default_factory=InputSettings)
     num_components: int = 3
 
 
@@ -174,7 +174,12 @@ class Policy(nn.Module, ABC):
 
     def make_body(self, layers: Sequence[int]) -> nn.Sequential:
         """Make hidden layers on the observations."""
-        return body(self.observation_size, layers, self.settings.tanh_observations)
+        inputs = self.settings.inputs
+        return nn.Sequential(
+            *inputs.layers(self.observation_size),
+            Linear(self.observation_size, layers[0]),
+            *after_first_layer(layers, inputs.network),
+        )
 
     @abstractmethod
     def forward(self, observations: Tensor) -> Distribution:
