@@ -4,6 +4,7 @@ import copy
 import logging
 import shutil
 import threading
+import time
 
 import pytest
 import torch
@@ -108,6 +109,33 @@ def test_the_learner_goes_on_while_a_thread_compiles(monkeypatch):
     assert threads[0] is not threading.current_thread() is threads[1]
     for value, other in zip(found, expected):
         torch.testing.assert_close(value, other)
+
+
+def test_one_thread_compiles_at_a_time(monkeypatch):
+    inside, most = [], []
+
+    def slow(function, example):
+        def call(*arguments):
+            inside.append(function)
+            most.append(len(inside))
+            time.sleep(0.05)
+            most.append(len(inside))
+            inside.remove(function)
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(gradients_module, "_compiled", slow)
+    nets, settings = _family()
+    (batch,) = prepare(nets, [_batch(16) | {PLAN: Plan()}], settings)
+    arguments = nets, batch, settings, list(nets.critic.parameters())
+    functions = [WhenCompiled(critic_gradients, "at_start") for _ in range(3)]
+    threads = [threading.Thread(target=function._compile, args=arguments) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1 and len(most) == 6
 
 
 @pytest.mark.parametrize(

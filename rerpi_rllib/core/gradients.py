@@ -9,6 +9,7 @@ minute, or a few seconds if the same update was compiled before.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ GradientFunction = Callable[[ActorCritic, Batch, LearningSettings, Parameters], 
 
 # A run that is over sooner would gain nothing.
 _SECONDS_BEFORE_COMPILING = 30.0
+_one_compiles = threading.Lock()
 
 
 def critic_gradients(
@@ -94,10 +96,11 @@ class WhenCompiled:
         self, nets: ActorCritic, batch: Batch, settings: LearningSettings, parameters: Parameters
     ) -> None:
         started = time.monotonic()
-        function = _compiled(self._eager, batch)
         try:
-            # Without this, torch.compile refuses functions that compute gradients.
-            with torch._dynamo.config.patch(trace_autograd_ops=True):
+            # Without this setting, which is the process's, torch.compile refuses functions that
+            # compute gradients.
+            with _one_compiles, torch._dynamo.config.patch(trace_autograd_ops=True):
+                function = _compiled(self._eager, batch)
                 function(nets, batch, settings, parameters)
         except Exception as reason:
             self._warn("not compiled", reason)
