@@ -401,10 +401,12 @@ def test_observations_are_normalized_by_what_was_gathered(ray_session, tmp_path,
             nets = learner.module["default_policy"].unwrapped().nets
         else:
             nets = algorithm.get_policy().model.nets
-        return {name: value for name, value in nets.state_dict().items() if "body.0." in name}
+        names = ("body.0.mean", "body.0.stddev", "inputs.0.mean", "inputs.0.stddev")
+        return {name: value for name, value in nets.state_dict().items() if name.endswith(names)}
 
     known = of_networks(algorithm)
-    assert {name.split(".")[0] for name in known} >= {"policy", "target_policy"}
+    networks = {"policy", "target_policy", "critic", "target_critic"}
+    assert {name.split(".")[0] for name in known} == networks
     # Pendulum's third observation is a velocity of up to eight.
     assert all(float(value[2]) > 1.0 for name, value in known.items() if name.endswith("stddev"))
     algorithm.save(str(tmp_path))

@@ -74,6 +74,30 @@ def test_an_update_is_one_graph(variant):
     assert all(parameter.grad is not None for parameter in nets.critic.parameters())
 
 
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_what_is_prepared_has_the_same_layout_in_blocks_of_any_size(variant):
+    """Otherwise a compiled update could not take it."""
+    nets, settings, batch = _variant(variant)
+
+    def layouts(number):
+        prepared = prepare(nets, [batch | {PLAN: Plan()} for _ in range(number)], settings)[0]
+        added = {key: value for key, value in prepared.items() if key not in {*batch, PLAN}}
+        found = []
+        while added:
+            key, value = added.popitem()
+            if isinstance(value, torch.Tensor):
+                found.append((key, value.shape, value.stride()))
+            elif isinstance(value, dict):
+                added |= {f"{key}.{name}": inner for name, inner in value.items()}
+            elif isinstance(value, (list, tuple)):
+                added |= {f"{key}.{index}": inner for index, inner in enumerate(value)}
+            elif value is not None:
+                added |= {f"{key}.{name}": inner for name, inner in vars(value).items()}
+        return sorted(found)
+
+    assert layouts(1) == layouts(3) != []
+
+
 @pytest.mark.parametrize("spread", [1e-3, 1.0, 1e4])
 @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0])
 def test_a_fixed_number_of_steps_finds_the_same_temperature(spread, epsilon):

@@ -177,8 +177,62 @@ def test_adam_takes_the_steps_of_torch(tmp_path):
             optimizer.step()
     for parameter, twin in zip(own, other):
         torch.testing.assert_close(parameter, twin)
-    steps = [state["step"] for state in optimizers[0].state.values()]
-    assert [float(count) for count in steps] == [6.0, 6.0]
     for parameter in own:
         parameter.grad = None
     optimizers[0].step()  # There is nothing to do.
+    _compare(*optimizers)
+
+
+def _compare(own, other):
+    for group, twins in zip(own.param_groups, other.param_groups):
+        for parameter, twin in zip(group["params"], twins["params"]):
+            torch.testing.assert_close(parameter, twin)
+            if other.state[twin]:
+                assert float(own.state[parameter]["step"]) == float(other.state[twin]["step"])
+
+
+def _pair_of_optimizers():
+    torch.manual_seed(0)
+    own = [torch.nn.Parameter(torch.randn(4)) for _ in range(3)]
+    options = {"lr": 1e-2, "fused": True, "capturable": True}
+    return Adam(own, **options), torch.optim.Adam(copy.deepcopy(own), **options)
+
+
+def _set_gradients(optimizers, numbers):
+    for number in numbers:
+        gradient = torch.randn(4)
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["params"][number].grad = gradient.clone()
+
+
+def test_adam_counts_the_steps_of_parameters_that_are_sometimes_left_out():
+    optimizers = _pair_of_optimizers()
+    for numbers in ((0, 1), (0, 1), (0, 1, 2), (1, 2), (0, 1, 2)):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        _set_gradients(optimizers, numbers)
+        for optimizer in optimizers:
+            optimizer.step()
+        _compare(*optimizers)
+    optimizers = _pair_of_optimizers()
+    for numbers in ((0, 1, 2), (0, 1, 2), (1,), (0, 1, 2)):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        _set_gradients(optimizers, numbers)
+        for optimizer in optimizers:
+            optimizer.step()
+        _compare(*optimizers)
+
+
+def test_adam_leaves_out_the_steps_that_a_gradient_scaler_refuses():
+    optimizers = _pair_of_optimizers()
+    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0) for _ in optimizers]
+    for step in range(5):
+        for optimizer, scaler in zip(optimizers, scalers):
+            optimizer.zero_grad()
+            factor = float("inf") if step == 2 else 1.0 + step
+            loss = sum(p.square().sum() for p in optimizer.param_groups[0]["params"]) * factor
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        _compare(*optimizers)

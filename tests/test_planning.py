@@ -177,3 +177,22 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path, monke
     ):
         with pytest.raises(ValueError, match="older version"):
             use()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"policy_layers": (8, 8)},
+        {"critic_aggregation": "mean", "num_critics": 2},
+        {"tanh_observations": True},
+        {"normalize_observations": True},
+        {"network": "residual"},
+    ],
+    ids=str,
+)
+def test_a_resumed_run_may_not_change_its_networks(tmp_path, monkeypatch, changed):
+    config = RERPIConfig().environment("Pendulum-v1")
+    monkeypatch.setattr(checkpoints, "config_state", lambda checkpoint: config.to_dict())
+    checkpoints.check_resumable(tmp_path, config.copy())
+    with pytest.raises(ValueError, match="A run cannot change them"):
+        checkpoints.check_resumable(tmp_path, config.copy().training(**changed))

@@ -16,9 +16,11 @@ from rerpi_rllib import RERPIConfig
 from rerpi_rllib.algorithm import process
 from rerpi_rllib.algorithm.learner import RERPITorchLearner
 from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
+from rerpi_rllib.core import gradients as gradients_module
 from rerpi_rllib.core import threads as threads_module
 from rerpi_rllib.core import updates as updates_module
 from rerpi_rllib.core.critics import Critic
+from rerpi_rllib.core.gradients import critic_gradients, policy_gradients
 from rerpi_rllib.core.plan import plan_update
 from rerpi_rllib.core.settings import LearningSettings
 from rerpi_rllib.core.updates import run_updates
@@ -301,6 +303,36 @@ def test_threads_are_those_of_the_machine_and_of_env_runners_that_wait(monkeypat
     assert process.learner_threads(config) == 1
     config.resources(num_cpus_for_main_process=16)
     assert process.learner_threads(config) == 4
+
+
+def test_compiled_gradients_reach_the_updates(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        gradients_module, "_compiled", lambda function, example: asked.append(function) or function
+    )
+    _train(_learner(num_env_runners=0))
+    assert asked == []
+    _train(_learner(num_env_runners=0, compile_updates="at_start"))
+    assert set(asked) == {critic_gradients, policy_gradients}
+    asked.clear()
+    config = tiny_config(compile_updates="at_start").api_stack(
+        enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
+    )
+    algorithm = config.build_algo()
+    while not algorithm._limiter.updates:
+        algorithm.train()
+    algorithm.stop()
+    assert set(asked) == {critic_gradients, policy_gradients}
+
+
+@pytest.mark.parametrize(
+    "setting", [{"log_gradients": True}, {"grad_clip": 1.0}, {"torch_skip_nan_gradients": False}]
+)
+def test_compilation_is_refused_where_rllib_takes_the_steps(setting):
+    config = tiny_config(compile_updates="at_start")
+    config.update_from_dict(setting)
+    with pytest.raises(ValueError, match="compile_updates='at_start' has no effect with"):
+        config.validate()
 
 
 @pytest.mark.parametrize("device,pinned", [("cpu", False), ("cuda", True)])

@@ -313,8 +313,8 @@ class RERPIConfig(AlgorithmConfig):
                 normalised to [-1, 1]; a "deterministic" policy keeps it.
             compile_updates: "background" compiles the update after half a minute, beside the learner,
                 on CPUs and in runs with EnvRunners of their own (others are to be the same for a
-                seed); "at_start" before the first update that improves the policy, in any run;
-                "never" not at all. Where there is no C++ compiler, the update stays as it is.
+                seed); "at_start" before the first update, in any run; "never" not at all. Without a
+                C++ compiler the update stays as it is.
             **kwargs: the bounds ``epsilon_<part>`` of other policies in ``POLICIES``, and settings of
                 RLlib's own, such as ``lr``, ``gamma`` and ``train_batch_size_per_learner``.
         """

@@ -40,6 +40,18 @@ class Need:
         return "set " + " or ".join(f"{self.key}={value!r}" for value in self.values)
 
 
+# Otherwise RLlib takes the steps of the optimizers, with what it does around them.
+TO_TAKE_OWN_STEPS = (
+    Need("num_learners", (0, 1)),
+    Need("grad_clip", (None,)),
+    Need("torch_skip_nan_gradients", (True,)),
+    Need("log_gradients", (False,)),
+    Need("torch_compile_learner", (False,)),
+    Need("_torch_grad_scaler_class", (None,)),
+    Need("_torch_lr_scheduler_classes", (None,)),
+)
+
+
 def _policy_with(part: str) -> Need:
     """Need a policy of which this part is bounded separately."""
     kinds = POLICIES.items()
@@ -79,13 +91,7 @@ def _needs() -> dict[str, Sequence[Sequence[Need]]]:
             [weighted, Need("temperature_solver", ("adam",)), exponential],
             [weighted, Need("temperature_solver", ("adam",)), continuous, penalty],
         ],
-        "compile_updates": [
-            [
-                Need("num_learners", (0, 1)),
-                Need("grad_clip", (None,)),
-                Need("torch_compile_learner", (False,)),
-            ]
-        ],
+        "compile_updates": [TO_TAKE_OWN_STEPS],
         "num_mixture_components": [[Need("policy", ("mixture",))]],
         "min_stddev": [[stochastic]],
         "initial_stddev": [[continuous]],

@@ -11,6 +11,7 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.annotations import override
 
+from rerpi_rllib.algorithm.effects import TO_TAKE_OWN_STEPS
 from rerpi_rllib.algorithm.moments import Array
 from rerpi_rllib.algorithm.process import make_gradients, set_up_learning
 from rerpi_rllib.algorithm.rl_module import METRICS, TOTAL_LOSS, RERPITorchRLModule
@@ -42,16 +43,8 @@ class RERPITorchLearner(TorchLearner):
 
     def _how_to_step(self, config: AlgorithmConfig) -> dict[str, Any]:
         """Return the arguments of :func:`run_updates` that say who takes the steps."""
-        if (
-            not self._is_of_this_package
-            or config.num_learners > 1
-            or config.grad_clip is not None
-            or not config.torch_skip_nan_gradients
-            or config.log_gradients
-            or config.torch_compile_learner
-            or config._torch_grad_scaler_class is not None
-            or config._torch_lr_scheduler_classes is not None
-        ):
+        is_own = self._is_of_this_package and all(need.holds(config) for need in TO_TAKE_OWN_STEPS)
+        if not is_own:
             return {"step": self._rllib_step, "ahead": self._is_of_this_package}
         # Synchronous runs take the steps in turn, to be repeatable.
         side_by_side = (

@@ -7,10 +7,11 @@ from dataclasses import asdict, fields
 from typing import Any
 
 import gymnasium as gym
+import torch
 from torch import Tensor, nn
 
 from rerpi_rllib.algorithm.spaces import check_spaces, is_bounded
-from rerpi_rllib.core.layers import InputSettings
+from rerpi_rllib.core.layers import NetworkSettings
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.policies import Distribution
 from rerpi_rllib.core.recording import record
@@ -20,7 +21,7 @@ from rerpi_rllib.core.settings import LearningSettings
 def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Pick what modules and policies need out of all settings, in plain dictionaries.
 
-    ``policy``, ``critic`` and ``inputs`` are the arguments of :class:`ActorCritic`, ``learning``
+    ``policy``, ``critic`` and ``networks`` are the arguments of :class:`ActorCritic`, ``learning``
     those of :class:`LearningSettings`.
     """
     return {
@@ -38,7 +39,7 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
             "aggregation": config["critic_aggregation"],
             **{key: config[key] for key in ("num_critics", "num_atoms")},
         },
-        "inputs": {field.name: config[field.name] for field in fields(InputSettings)},
+        "networks": {field.name: config[field.name] for field in fields(NetworkSettings)},
         "learning": asdict(LearningSettings.from_mapping(config)),
     }
 
@@ -57,7 +58,7 @@ def build_networks(
         gym.spaces.flatdim(action_space),
         policy=model_config["policy"],
         critic=model_config["critic"],
-        inputs=model_config["inputs"],
+        networks=model_config["networks"],
         clip_actions=bounded,
         constraints=LearningSettings(**model_config["learning"]).constraints(bounded),
         inference_only=inference_only,
@@ -94,4 +95,6 @@ def record_act(nets: ActorCritic, observations: Tensor, explore: bool) -> Callab
 
     For a few observations, Python takes longer to call each layer than torch takes to compute it.
     """
-    return record(_Acting(nets, explore), observations)
+    # Recording draws a sample, which must not change the ones that follow.
+    with torch.random.fork_rng(devices=[]):
+        return record(_Acting(nets, explore), observations)

@@ -218,7 +218,10 @@ class RERPI(Algorithm):
             batch = self.replay.sample(rows)
         else:
             batch = self.replay.sample_sequences(rows, self.config.sequence_length)
-        learning = self._learner_thread.submit(self._update, batch, rows)
+        # Taken here, since more observations come in while the learner works.
+        known = self.replay.moments
+        moments = (known.mean, known.stddev) if self.config.normalize_observations else None
+        learning = self._learner_thread.submit(self._update, batch, rows, moments)
         if self._is_asynchronous:
             while not wait([learning], _SECONDS_BETWEEN_LOOKS).done:
                 self._collect(wait=0.0)
@@ -233,14 +236,17 @@ class RERPI(Algorithm):
             self.metrics.aggregate(results, key=LEARNER_RESULTS)
             self.metrics.log_value(NUM_UPDATES_LIFETIME, updates, reduce="lifetime_sum")
 
-    def _update(self, batch: dict[str, np.ndarray], rows: int) -> Any:
+    def _update(
+        self,
+        batch: dict[str, np.ndarray],
+        rows: int,
+        moments: tuple[np.ndarray, np.ndarray] | None,
+    ) -> Any:
         """Make several updates, in the learners or in the old stack's policy."""
-        moments = self.replay.moments
-        known = (moments.mean, moments.stddev) if self.config.normalize_observations else None
         if self.config.uses_old_api_stack:
             policy = self.get_policy()
-            if known is not None:
-                policy.model.nets.set_observation_moments(*map(torch.from_numpy, known))
+            if moments is not None:
+                policy.model.nets.set_observation_moments(*map(torch.from_numpy, moments))
             return policy.learn_on_batch(SampleBatch(batch))
         return self.learner_group.update(
             training_data=TrainingData(
@@ -248,7 +254,7 @@ class RERPI(Algorithm):
             ),
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._limiter.env_steps},
             minibatch_size=self.config.train_batch_size_per_learner // self.config.steps_per_row,
-            observation_moments=known,
+            observation_moments=moments,
         )
 
     @override(Algorithm)

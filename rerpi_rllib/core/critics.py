@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rerpi_rllib.core.layers import InputSettings, Linear, NetworkKind, after_first_layer
+from rerpi_rllib.core.layers import Linear, NetworkKind, NetworkSettings, after_first_layer
 from rerpi_rllib.core.recording import record
 from rerpi_rllib.core.threads import in_threads
 
@@ -149,7 +149,7 @@ class CriticNetwork(nn.Module):
             torch.is_grad_enabled()
             or actions.dim() < 3
             or actions.device.type != "cpu"
-            or torch.compiler.is_compiling()
+            or torch.compiler.is_dynamo_compiling()
         ):
             return self._from_first_layer(states, actions)
         # Most of an update's arithmetic is here, in the values of sampled actions [N, B, D]. They are
@@ -212,7 +212,7 @@ class Critic(nn.Module):
         layers: Sequence[int],
         *,
         clip_actions: bool,
-        inputs: InputSettings | None = None,
+        inputs: NetworkSettings | None = None,
         kind: str = "scalar",
         num_critics: int = 1,
         aggregation: Aggregation = "min",
@@ -220,7 +220,7 @@ class Critic(nn.Module):
         value_range: Sequence[float] = (-150.0, 150.0),
     ) -> None:
         super().__init__()
-        inputs = inputs or InputSettings()
+        inputs = inputs or NetworkSettings()
         self.clip_actions, self.aggregation = clip_actions, aggregation
         self.inputs = nn.Sequential(*inputs.layers(observation_size))
         self.head = HEADS[kind](num_atoms, value_range)
@@ -249,7 +249,7 @@ class Critic(nn.Module):
         return together.amin(dim=0) if self.aggregation == "min" else together.mean(dim=0)
 
     def atoms(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Return the quantiles ``[..., B, size]`` of the network with the smallest value."""
+        """Return the quantiles ``[..., B, size]`` of a pair's smaller network, or their means."""
         outputs = torch.stack(self._outputs(observations, actions))
         if self.aggregation == "mean":
             return outputs.mean(dim=0)

@@ -85,7 +85,7 @@ class WhenCompiled:
         function = self._function
         try:
             return function(*arguments)
-        except RuntimeError as reason:
+        except Exception as reason:
             if function is self._eager:
                 raise
             self._function = self._eager
@@ -130,8 +130,8 @@ class Gradients:
 def _compiled(function: GradientFunction, example: Batch) -> GradientFunction:
     """Return a version of the function that is compiled in its first call.
 
-    It is for batches like the example, with the same networks and settings. Nothing checks them,
-    except that batches of another size go to the function itself.
+    It is for the same networks and settings, and for batches with the layout of the example. Batches
+    of another size go to the function itself; other differences of layout raise an error.
     """
     rows = len(example["rewards"])
     options: dict[str, Any] = {

@@ -88,7 +88,7 @@ class Linear(nn.Linear):
     def forward(self, inputs: Tensor) -> Tensor:
         if (
             not _uses_onednn
-            or torch.compiler.is_compiling()
+            or torch.compiler.is_dynamo_compiling()
             or inputs.device.type != "cpu"
             or inputs.numel() < _FEW_ROWS * self.in_features
         ):
@@ -187,8 +187,8 @@ def after_first_layer(sizes: Sequence[int], network: NetworkKind = "paper") -> n
 
 
 @dataclass(frozen=True)
-class InputSettings:
-    """What networks do with observations, and how they are built; the names are settings.
+class NetworkSettings:
+    """What policy and critic have in common; the names are those of the algorithm's settings.
 
     Args:
         normalize_observations: whether to subtract their mean and divide by their deviation.

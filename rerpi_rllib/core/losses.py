@@ -278,7 +278,9 @@ class WeightedActions:
 
     def split(self, sizes: list[int]) -> list[WeightedActions]:
         """Split along the batch dimension into chunks of the given sizes."""
-        chunks = zip(self.target.split(sizes), zip(*(part.split(sizes) for part in self.summary)))
+        # Contiguous for the same reason as candidates.
+        parts = [part.contiguous().split(sizes) for part in self.summary]
+        chunks = zip(self.target.split(sizes), zip(*parts))
         return [WeightedActions(target, summary, self.metrics) for target, summary in chunks]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rerpi_rllib.core.constraints import Constraint
 from rerpi_rllib.core.critics import Critic
-from rerpi_rllib.core.layers import InputSettings, Normalize
+from rerpi_rllib.core.layers import NetworkSettings, Normalize
 from rerpi_rllib.core.multipliers import Multiplier
 from rerpi_rllib.core.policies import POLICIES, Policy, PolicySettings
 
@@ -23,7 +23,7 @@ class ActorCritic(nn.Module):
         observation_size, action_size: O and D.
         policy: the ``kind`` of policy, a name in ``POLICIES``, and its :class:`PolicySettings`.
         critic: the arguments of :class:`Critic`.
-        inputs: the :class:`InputSettings` of both.
+        networks: the :class:`NetworkSettings` of both.
         clip_actions: whether the environment clips actions to [-1, 1].
         constraints: the constraints of Steps 2 and 3.
         inference_only: whether to hold the online policy alone, which is what acting needs.
@@ -40,7 +40,7 @@ class ActorCritic(nn.Module):
         *,
         policy: Mapping[str, Any],
         critic: Mapping[str, Any],
-        inputs: Mapping[str, Any] | None = None,
+        networks: Mapping[str, Any] | None = None,
         clip_actions: bool,
         constraints: Sequence[Constraint] = (),
         inference_only: bool = False,
@@ -48,7 +48,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         settings = dict(policy)
         make_policy = POLICIES[settings.pop("kind", "gaussian")]
-        shared = InputSettings(**(inputs or {}))
+        shared = NetworkSettings(**(networks or {}))
         self.policy = make_policy(
             observation_size, action_size, PolicySettings(**settings, inputs=shared)
         )

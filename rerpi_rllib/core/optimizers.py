@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rerpi_rllib.core.networks import ActorCritic
 
@@ -19,17 +19,19 @@ class Adam(torch.optim.Adam):
     With small networks, torch spends as long on counting each parameter's steps as on taking them.
     """
 
+    _shared_count: Tensor | None = None
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         (group,) = self.param_groups
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        count = self._shared_count
+        if closure is not None or count is None or len(parameters) < len(self.state):
+            return self._torch_step(closure)
         states = [self.state[parameter] for parameter in parameters]
-        if closure is not None or not states or not all(states):
-            result = super().step(closure)
-            self._share_count()
-            return result
-        count = states[0]["step"]
         count += 1
+        # A gradient scaler leaves these here.
+        grad_scale, found_inf = (getattr(self, key, None) for key in ("grad_scale", "found_inf"))
         torch._fused_adam_(
             parameters,
             [parameter.grad for parameter in parameters],
@@ -44,17 +46,37 @@ class Adam(torch.optim.Adam):
             eps=group["eps"],
             amsgrad=False,
             maximize=False,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
         )
+        if found_inf is not None:
+            count -= found_inf.reshape(())
         return None
+
+    def _torch_step(self, closure: Any) -> Any:
+        """Take a step as torch does; if it is the first one of all parameters, share their count."""
+        is_first = not self.state
+        if self._shared_count is not None:
+            for state in self.state.values():
+                state["step"] = state["step"].clone()
+            self._shared_count = None
+        result = super().step(closure)
+        if is_first and len(self.state) == len(self.param_groups[0]["params"]):
+            self._share_count()
+        return result
 
     def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict(state_dict)
-        self._share_count()
+        self._shared_count = None
+        counts = [state["step"] for state in self.state.values()]
+        everything = len(counts) == len(self.param_groups[0]["params"])
+        if counts and everything and all(torch.equal(count, counts[0]) for count in counts):
+            self._share_count()
 
     def _share_count(self) -> None:
-        states = [state for state in self.state.values() if state]
-        for state in states:
-            state["step"] = states[0]["step"]
+        self._shared_count = next(iter(self.state.values()))["step"]
+        for state in self.state.values():
+            state["step"] = self._shared_count
 
 
 def make_optimizers(

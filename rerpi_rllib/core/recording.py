@@ -17,14 +17,14 @@ def record(module: nn.Module, *inputs: Tensor) -> Callable[..., Tensor]:
     """Return a function that does what the module does, without gradients, but faster.
 
     The operations read the weights where the module has them, and always see the current ones. Random
-    numbers are the same as the module's. A record is valid for inputs of these shapes only.
+    numbers are the same as the module's, which runs once to be recorded. A record is valid for inputs
+    of these shapes only.
 
     A module that looks at values to choose its operations cannot be recorded, and is returned itself;
     so is every module if a future release of torch has no ``torch.jit``, which is deprecated.
     """
     try:
-        # Recording may draw samples, which must not change the ones that follow.
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             untraceable: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]
             warnings.simplefilter("error", untraceable)

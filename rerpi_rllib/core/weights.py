@@ -119,7 +119,7 @@ def solve_temperature(q_values: Tensor, epsilon: float, log_prior: Tensor | None
         raise ValueError(f"epsilon={epsilon} is not allowed: it must be a number above 0.")
     if q_values.numel() == 0:
         raise ValueError(f"q_values has shape {tuple(q_values.shape)}: there is nothing to weight.")
-    may_look = q_values.device.type == "cpu" and not torch.compiler.is_compiling()
+    may_look = q_values.device.type == "cpu" and not torch.compiler.is_dynamo_compiling()
     below = _below_maximum(q_values.double())
     prior = _log_prior(below, None if log_prior is None else log_prior.double())
     widest = -below.min()

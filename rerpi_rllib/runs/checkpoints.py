@@ -73,9 +73,13 @@ def config_state(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
+# Those that changed what a checkpoint holds.
+_NEWEST_SETTINGS = ("covariance_layers", "multiplier_schedule", "normalize_observations")
+
+
 def _check_version(checkpoint: Path, state: dict[str, Any]) -> None:
     """Raise ``ValueError`` if the settings in the checkpoint are not those that there are now."""
-    missing = sorted(key for key in ("covariance_layers", "multiplier_schedule") if key not in state)
+    missing = sorted(key for key in _NEWEST_SETTINGS if key not in state)
     if missing:
         raise ValueError(
             f"{checkpoint} was written by an older version with other networks: it has no "
@@ -96,7 +100,7 @@ def check_resumable(checkpoint: Path, config: RERPIConfig) -> None:
             f"{checkpoint} is of env={state['env']} and not {config.env}. A run cannot change it."
         )
     before, after = model_settings(state), model_settings(vars(config))
-    for name in ("policy", "critic"):
+    for name in ("policy", "critic", "networks"):
         if before[name] != after[name]:
             raise ValueError(
                 f"{checkpoint} has other networks: {name} was {before[name]} and is {after[name]}. "

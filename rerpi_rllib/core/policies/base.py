@@ -17,7 +17,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from rerpi_rllib.core.layers import InputSettings, Linear, after_first_layer
+from rerpi_rllib.core.layers import Linear, NetworkSettings, after_first_layer
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class PolicySettings:
     initial_stddev: float = 0.5
     min_stddev: float = 0.0
     tanh_mean: bool = False
-    inputs: InputSettings = field(default_factory=InputSettings)
+    inputs: NetworkSettings = field(default_factory=NetworkSettings)
     num_components: int = 3
 
 
