@@ -127,6 +127,8 @@ def _own(directory: Path, arguments: list[str], env: str, seed: int, steps: int)
     else:
         interval = EVALUATION_STEPS // 1_000  # An iteration is a thousand environment steps.
         command += [*arguments, "--preset", "compact", "--env", env, "--seed", str(seed)]
+        # Synchronous runs are compiled at the start or not at all.
+        command += ["--set", "compile_updates=at_start"]
         command += ["--num-env-runners", "0", "--stop", json.dumps({"env_steps": steps})]
         command += ["--set", f"evaluation_interval={interval}"]
         command += ["--set", f"evaluation_duration={EVALUATION_EPISODES}"]
@@ -265,6 +267,7 @@ def _speed(method: str) -> float:
         _, name, *options = METHODS[method] or []
         config = get_trainable_cls(name).get_default_config().compact()
         settings = dict(option.split("=") for option in options[1::2])
+        settings["compile_updates"] = "at_start"
         config.training(**settings, num_steps_sampled_before_learning_starts=300)
         steps = 1_000
     config.environment(env_id).env_runners(num_env_runners=0).learners(num_gpus_per_learner=0)
