@@ -98,6 +98,12 @@ INTERNALS: tuple[Internal, ...] = (
     ),
     Internal(
         "ray.rllib.algorithms.algorithm_config.AlgorithmConfig",
+        "_learner_class",
+        "the configuration",
+        "Whether the user gave a learner of their own, which its settings are for.",
+    ),
+    Internal(
+        "ray.rllib.algorithms.algorithm_config.AlgorithmConfig",
         "_torch_grad_scaler_class",
         "the learner",
         "Whether the user asked for a gradient scaler, which only RLlib's update applies.",
@@ -477,6 +483,12 @@ def uses() -> dict[str, tuple[str, ...]]:
             is_own = name in own_names() or (receiver and name in own_functions())
             if receiver == "ray" or (name in names_in_ray() and not is_own):
                 add(name, path, line)
+        for call in ast.walk(tree):
+            # Needs of settings name the attributes that they look at.
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Need":
+                name = ast.literal_eval(call.args[0])
+                if name in names_in_ray():
+                    add(name, path, call.lineno)
     return {name: tuple(sorted(places)) for name, places in sorted(found.items())}
 
 
