@@ -224,6 +224,17 @@ def test_adam_counts_the_steps_of_parameters_that_are_sometimes_left_out():
         _compare(*optimizers)
 
 
+def test_adam_begins_anew_with_an_empty_state():
+    optimizers = _pair_of_optimizers()
+    for step in range(4):
+        _set_gradients(optimizers, (0, 1, 2))
+        for optimizer in optimizers:
+            if step == 2:
+                optimizer.state.clear()
+            optimizer.step()
+        _compare(*optimizers)
+
+
 def test_adam_leaves_out_the_steps_that_a_gradient_scaler_refuses():
     optimizers = _pair_of_optimizers()
     scalers = [torch.amp.GradScaler("cpu", init_scale=8.0) for _ in optimizers]

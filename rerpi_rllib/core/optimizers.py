@@ -25,10 +25,15 @@ class Adam(torch.optim.Adam):
     def step(self, closure: Any = None) -> Any:
         (group,) = self.param_groups
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        states = [self.state[parameter] for parameter in parameters if parameter in self.state]
         count = self._shared_count
-        if closure is not None or count is None or len(parameters) < len(self.state):
+        if (
+            closure is not None
+            or count is None
+            or not len(parameters) == len(states) == len(self.state)
+            or any(state["step"] is not count for state in states)
+        ):
             return self._torch_step(closure)
-        states = [self.state[parameter] for parameter in parameters]
         count += 1
         # A gradient scaler leaves these here.
         grad_scale, found_inf = (getattr(self, key, None) for key in ("grad_scale", "found_inf"))
