@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rerpi_rllib import RERPIConfig
 from rerpi_rllib.algorithm.networks import build_networks
-from rerpi_rllib.algorithm.process import keep_freed_memory
+from rerpi_rllib.algorithm.process import compile_sampled_values, keep_freed_memory
 from rerpi_rllib.core.gradients import Gradients
 from rerpi_rllib.core.layers import _onednn_product, choose_fastest
 from rerpi_rllib.core.networks import ActorCritic
@@ -148,6 +148,7 @@ def core(size: tuple, num_actions: int = ACTIONS) -> Callable[[dict[str, np.ndar
     set_threads(THREADS)
     keep_freed_memory()
     choose_fastest()
+    compile_sampled_values()
     nets, settings = networks(size, config)
     how = {
         "optimizers": make_optimizers(nets),

@@ -632,7 +632,7 @@ def test_the_faster_way_is_chosen(monkeypatch, seconds, expected):
 
 
 def test_a_copied_critic_has_the_values_of_its_own_weights():
-    """Its operations are recorded, and a record is of the weights that it was made with."""
+    """It keeps references to its layers, which must be those of the copy."""
     critic = Critic(3, 2, (8, 8), clip_actions=True)
     observations, actions = torch.randn(5, 3), torch.randn(4, 5, 2)
     with torch.no_grad():
@@ -642,8 +642,6 @@ def test_a_copied_critic_has_the_values_of_its_own_weights():
             parameter.mul_(2.0)
         torch.testing.assert_close(copied(observations, actions), before)
         assert not torch.allclose(critic(observations, actions), before)
-        recorded = critic(observations, actions)
-    torch.testing.assert_close(recorded, critic(observations, actions).detach())
 
 
 def test_without_onednn_there_is_one_product(monkeypatch):

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import logging
 import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+from rerpi_rllib import core
 from rerpi_rllib.core.gradients import Gradients
 from rerpi_rllib.core.layers import choose_fastest
+from rerpi_rllib.core.sampled_values import use_library
 from rerpi_rllib.core.threads import set_threads
+
+logger = logging.getLogger(__name__)
 
 
 def set_up_learning(config: AlgorithmConfig) -> int:
@@ -21,7 +31,39 @@ def set_up_learning(config: AlgorithmConfig) -> int:
     set_threads(threads)
     keep_freed_memory()
     choose_fastest()
+    compile_sampled_values()
     return threads
+
+
+@functools.cache
+def compile_sampled_values() -> bool:
+    """Compile the values of sampled actions for this machine, which takes about a second.
+
+    Returns:
+        Whether there is a compiler that can do it. Without one they take up to twice as long.
+    """
+    source = Path(core.__file__).with_name("sampled_values.cpp")
+    compilers = (os.environ.get("CXX"), "c++", "g++", "clang++")
+    compiler = next(filter(None, map(shutil.which, filter(None, compilers))), None)
+    if compiler is None:
+        logger.warning("There is no C++ compiler, so that updates on a CPU take longer.")
+        return False
+    with tempfile.TemporaryDirectory() as directory:
+        library = str(Path(directory) / "sampled_values.so")
+        options = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-o", library]
+        try:
+            subprocess.run([compiler, *options, source], check=True, capture_output=True, text=True)
+            use_library(library)
+        except (OSError, subprocess.CalledProcessError) as reason:
+            message = getattr(reason, "stderr", None) or str(reason)
+            logger.warning(
+                "%s cannot compile %s, so that updates on a CPU take longer: %s",
+                compiler,
+                source.name,
+                message.strip().partition("\n")[0],
+            )
+            return False
+    return True
 
 
 def make_gradients(config: Mapping[str, Any], device: torch.device) -> Gradients:

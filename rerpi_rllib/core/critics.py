@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from rerpi_rllib.core.layers import Linear, NetworkKind, NetworkSettings, after_first_layer
-from rerpi_rllib.core.recording import record
+from rerpi_rllib.core.sampled_values import can_compute, sampled_values, steps_of
 from rerpi_rllib.core.threads import in_threads
 
 Aggregation = Literal["min", "mean"]
 
 _ROWS_AT_ONCE = 512
-_recording = threading.Lock()
 
 
 class Head(nn.Module):
@@ -140,7 +138,7 @@ class CriticNetwork(nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
         self.body = after_first_layer(layers, network)
         self.output = Linear(layers[-1], outputs)
-        self._recorded: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {}
+        self._steps = steps_of(self.body)
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         # The state's half of the first layer is computed once for all of a state's actions.
@@ -152,16 +150,18 @@ class CriticNetwork(nn.Module):
             or torch.compiler.is_dynamo_compiling()
         ):
             return self._from_first_layer(states, actions)
-        # Most of an update's arithmetic is here, in the values of sampled actions [N, B, D]. They are
-        # computed a few hundred rows at a time, so that activations stay in the CPU's cache.
+        # Most of an update's arithmetic is here, in the values of sampled actions [N, B, D].
+        if self._steps is not None and can_compute(states, actions):
+            return sampled_values(states, actions, self.first_action, self._steps, self.output)
+        # They are computed a few hundred rows at a time, so that activations stay in the CPU's cache.
         pieces, pieces_per_block = [], []
         for some_states, some_actions in zip(
             states.split(_ROWS_AT_ONCE), actions.split(_ROWS_AT_ONCE, dim=-2)
         ):
             parts = some_actions.split(max(1, _ROWS_AT_ONCE // len(some_states)))
-            pieces += [(self._recorded_for(some_states, part), some_states, part) for part in parts]
+            pieces += [(some_states, part) for part in parts]
             pieces_per_block.append(len(parts))
-        outputs = iter(in_threads(lambda function, *piece: function(*piece), pieces))
+        outputs = iter(in_threads(self._from_first_layer, pieces))
         blocks = [torch.cat(list(itertools.islice(outputs, count))) for count in pieces_per_block]
         return torch.cat(blocks, dim=-2)
 
@@ -172,31 +172,6 @@ class CriticNetwork(nn.Module):
         first = states + first if torch.is_grad_enabled() else first.add_(states)
         outputs: Tensor = self.output(self.body(first))
         return outputs
-
-    def _recorded_for(self, states: Tensor, actions: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return ``_from_first_layer`` for inputs like these as one operation.
-
-        Threads that run it do not wait for each other, as they do for Python between operations.
-        """
-        key = (states.shape, actions.shape)
-        with _recording:
-            if key not in self._recorded:
-                self._recorded[key] = record(_FromFirstLayer(self), states, actions)
-            return self._recorded[key]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_recorded": {}}  # Copies have weights of their own.
-
-
-class _FromFirstLayer(nn.Module):
-    """The part of a critic that is evaluated for each sampled action."""
-
-    def __init__(self, network: CriticNetwork) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, states: Tensor, actions: Tensor) -> Tensor:
-        return self.network._from_first_layer(states, actions)
 
 
 class Critic(nn.Module):

@@ -140,6 +140,8 @@ def _compiled(function: GradientFunction, example: Batch) -> GradientFunction:
         "fallback_random": True,
         # Without Python between the operations, and without its lock.
         "cpp_wrapper": example["rewards"].device.type == "cpu",
+        # By the exponential, which is vectorised better.
+        "cpp.use_decompose_tanh": True,
     }
     # Torch keeps what it has compiled with the code of a function, for all who call that.
     own = FunctionType(function.__code__.replace(), function.__globals__)
