@@ -386,8 +386,9 @@ def test_rate_limiter():
 
 
 @pytest.mark.parametrize("new_stack", [True, False], ids=["new", "old"])
-def test_observations_are_normalized_by_what_was_gathered(ray_session, tmp_path, new_stack):
-    config = tiny_config(normalize_observations=True).env_runners(num_env_runners=1)
+def test_networks_are_normalized_by_what_was_gathered(ray_session, tmp_path, new_stack):
+    config = tiny_config(normalize_observations=True, normalize_returns=True)
+    config.env_runners(num_env_runners=1)
     config.api_stack(
         enable_rl_module_and_learner=new_stack, enable_env_runner_and_connector_v2=new_stack
     )
@@ -401,19 +402,22 @@ def test_observations_are_normalized_by_what_was_gathered(ray_session, tmp_path,
             nets = learner.module["default_policy"].unwrapped().nets
         else:
             nets = algorithm.get_policy().model.nets
-        names = ("body.0.mean", "body.0.stddev", "inputs.0.mean", "inputs.0.stddev")
+        names = ("body.0.mean", "body.0.stddev", "inputs.0.mean", "inputs.0.stddev", "return_scale")
         return {name: value for name, value in nets.state_dict().items() if name.endswith(names)}
 
     known = of_networks(algorithm)
-    networks = {"policy", "target_policy", "critic", "target_critic"}
+    networks = {"policy", "target_policy", "critic", "target_critic", "return_scale"}
     assert {name.split(".")[0] for name in known} == networks
+    # Its rewards are down to -16 a step.
+    assert float(known["return_scale"]) > 10.0
     # Pendulum's third observation is a velocity of up to eight.
     assert all(float(value[2]) > 1.0 for name, value in known.items() if name.endswith("stddev"))
     algorithm.save(str(tmp_path))
-    moments = algorithm.replay.moments
+    moments, scale = algorithm.replay.moments, algorithm.replay.returns.scale
     algorithm.stop()
     restored = type(algorithm).from_checkpoint(str(tmp_path))
     np.testing.assert_array_equal(restored.replay.moments.mean, moments.mean)
+    assert restored.replay.returns.scale == scale
     for name, value in of_networks(restored).items():
         torch.testing.assert_close(value, known[name], msg=name)
     restored.stop()

@@ -10,7 +10,7 @@ from conftest import METRICS
 from rerpi_rllib import RERPIConfig, core
 from rerpi_rllib.algorithm.networks import act, record_act
 from rerpi_rllib.core import layers
-from rerpi_rllib.core.critics import CategoricalHead, Critic, QuantileHead
+from rerpi_rllib.core.critics import CategoricalHead, Critic, QuantileHead, SmoothedHead
 from rerpi_rllib.core.layers import ELU, Tanh
 from rerpi_rllib.core.losses import (
     _td0_targets,
@@ -649,6 +649,65 @@ def test_without_onednn_there_is_one_product(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     layers.choose_fastest()
     assert not layers._uses_onednn
+
+
+def test_smoothed_targets():
+    head = SmoothedHead((-10.0, 10.0), 41)
+    targets = torch.tensor([-8.0, -0.1, 0.0, 3.3, 8.0])
+    encoded = head.encode(targets)
+    torch.testing.assert_close(encoded.sum(dim=-1), torch.ones(5))
+    torch.testing.assert_close(encoded @ head.atoms, targets, atol=1e-3, rtol=0)
+    # The Gaussian's deviation is 0.75 of the distance between atoms, which is 0.5; the atoms' own
+    # width adds a twelfth of its square.
+    variance = encoded @ head.atoms.square() - targets.square()
+    torch.testing.assert_close(
+        variance, torch.full((5,), 0.5**2 * (0.75**2 + 1.0 / 12.0)), atol=2e-3, rtol=0
+    )
+    # Beyond the range it is the last atom's, and what is not a number is not hidden.
+    torch.testing.assert_close(head.encode(torch.tensor([99.0])), head.encode(torch.tensor([10.0])))
+    assert head.encode(torch.tensor([float("nan")])).isnan().any()
+
+
+def test_a_smoothed_critic_learns_values():
+    torch.manual_seed(0)
+    critic = Critic(2, 1, (32,), clip_actions=True, kind="hl_gauss", value_range=(-5.0, 5.0))
+    optimizer = torch.optim.Adam(critic.parameters(), lr=3e-3)
+    observations, actions = torch.randn(256, 2), torch.rand(256, 1) * 2.0 - 1.0
+    targets = observations[:, 0] - 2.0 * actions[:, 0]
+    for _ in range(500):
+        optimizer.zero_grad()
+        critic.loss(observations, actions, targets).backward()
+        optimizer.step()
+    assert (critic(observations, actions) - targets).abs().mean() < 0.15
+
+
+@pytest.mark.parametrize("evaluation", ["td0", "nstep", "retrace"])
+@pytest.mark.parametrize("fit", ["decoupled", "value_gradient"])
+def test_normalized_returns_learn_the_same_whatever_the_unit_of_rewards(evaluation, fit):
+    arguments = {"policy_evaluation": evaluation, "fit": fit, "n_step": 2}
+    settings = _settings(**arguments)
+    batch = _batch() if evaluation == "td0" else _windows()
+    found = []
+    for unit in (None, 1.0, 1e3, 1e-3):
+        torch.manual_seed(0)
+        nets = ActorCritic(
+            5, 3, policy={"layers": (16,)}, critic={"layers": (16,)}, clip_actions=True,
+            normalize_returns=unit is not None, constraints=settings.constraints(),
+        )  # fmt: skip
+        nets.set_return_scale(unit or 1.0)
+        torch.manual_seed(1)
+        scaled = {**batch, "rewards": batch["rewards"] * (unit or 1.0)}
+        loss, metrics = rerpi_loss(nets, scaled, settings)
+        loss.backward()
+        gradients = [p.grad for p in nets.parameters() if p.grad is not None]
+        powers = {"q_mean": 1, "temperature": 1, "critic_loss": 2}
+        if fit == "value_gradient":
+            assert "temperature" not in metrics
+        metrics = {k: v / (unit or 1.0) ** powers.get(k, 0) for k, v in metrics.items()}
+        found.append((gradients, metrics))
+    for gradients, metrics in found[1:]:
+        torch.testing.assert_close(gradients, found[0][0], rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(metrics, found[0][1], rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("policy", ["gaussian", "full_gaussian", "mixture", "categorical"])

@@ -186,6 +186,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path, monke
         {"critic_aggregation": "mean", "num_critics": 2},
         {"tanh_observations": True},
         {"normalize_observations": True},
+        {"normalize_returns": True},
         {"network": "residual"},
     ],
     ids=str,

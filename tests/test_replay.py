@@ -333,3 +333,65 @@ def test_moments_are_of_all_observations_ever_added():
         for restored in (buffer, other):
             np.testing.assert_allclose(restored.moments.mean, observations.mean(axis=0))
             np.testing.assert_allclose(restored.moments.stddev, observations.std(axis=0))
+
+
+def _sums(rewards, gamma=0.9):
+    total, found = 0.0, []
+    for reward in rewards:
+        total = gamma * total + reward
+        found.append(total)
+    return found
+
+
+def test_the_scale_of_returns_is_that_of_all_discounted_sums():
+    rng = np.random.default_rng(0)
+    buffer = ReplayBuffer(50, 2, 1, num_lanes=2, gamma=0.9)
+    assert buffer.returns.scale == 1.0
+
+    def add(episode, rewards, done):
+        size = len(rewards)
+        buffer.add(
+            episode,
+            observations=np.zeros((size + 1, 2), np.float32),
+            actions=np.zeros((size, 1), np.float32),
+            rewards=rewards,
+            log_probs=np.zeros(size, np.float32),
+            terminated=False,
+            done=done,
+        )
+
+    add("a", np.zeros(10, np.float32), True)
+    assert buffer.returns.scale == 1.0  # Nothing is known yet.
+    # Two environments in turn, in pieces; more steps than are stored.
+    b, c, d = (rng.normal(3.0, 2.0, size=n).astype(np.float32) for n in (40, 60, 30))
+    add("b", b[:10], False)
+    add("c", c[:35], False)
+    add("b", b[10:], True)
+    add("d", d[:20], False)
+    add("c", c[35:], True)
+    add("d", d[20:], True)
+    sums = np.concatenate([np.zeros(10), *map(_sums, (b, c, d))])
+    expected = max(np.std(sums), np.abs(sums).max() / 5.0)
+    assert buffer.returns.scale == pytest.approx(expected, rel=1e-6)
+    # One huge reward: no return is beyond five units.
+    add("e", np.array([1e6], np.float32), True)
+    assert buffer.returns.scale == pytest.approx(2e5)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_the_scale_of_returns_survives(tmp_path, lanes):
+    buffer = ReplayBuffer(40, 2, 1, num_lanes=1)
+    for episode in range(3):
+        buffer.add(
+            f"{episode}",
+            observations=np.zeros((11, 2), np.float32),
+            actions=np.zeros((10, 1), np.float32),
+            rewards=np.full(10, 7.0 * episode, np.float32),
+            log_probs=np.zeros(10, np.float32),
+            terminated=False,
+            done=True,
+        )
+    buffer.save_to_path(tmp_path)
+    restored = ReplayBuffer(40, 2, 1, num_lanes=lanes)
+    restored.restore_from_path(tmp_path)
+    assert restored.returns.scale == buffer.returns.scale > 7.0

@@ -124,6 +124,7 @@ class RERPIConfig(AlgorithmConfig):
         self.tanh_mean = False
         self.tanh_observations = False
         self.normalize_observations = False
+        self.normalize_returns = False
         self.critic: checks.CriticKind = "scalar"
         self.num_critics = 1
         self.critic_aggregation: Aggregation = "min"
@@ -211,6 +212,7 @@ class RERPIConfig(AlgorithmConfig):
         tanh_mean: bool = NotProvided,
         tanh_observations: bool = NotProvided,
         normalize_observations: bool = NotProvided,
+        normalize_returns: bool = NotProvided,
         critic: checks.CriticKind = NotProvided,
         num_critics: checks.NumCritics = NotProvided,
         critic_aggregation: Aggregation = NotProvided,
@@ -269,14 +271,18 @@ class RERPIConfig(AlgorithmConfig):
             tanh_observations: pass observations through tanh first.
             normalize_observations: subtract the mean of all observations gathered so far and divide
                 by their standard deviation, inside the networks; the replay keeps them as they are.
+            normalize_returns: let the critic work with rewards in units of the standard deviation of
+                the discounted returns gathered so far, or of a fifth of the largest one if that is
+                more; metrics stay in the units of the rewards.
             critic: what it learns: "scalar" (expected return), "categorical" (probabilities of
-                evenly spaced returns, two-hot targets) or "quantile".
+                evenly spaced returns, two-hot targets), "hl_gauss" (the same with targets that are
+                spread over several of them) or "quantile".
             num_critics: 2 learns a pair of critics.
             critic_aggregation: "min" takes the smaller value of a pair, as SAC does; "mean" their
                 mean, which does not underestimate where episodes do not terminate.
-            num_atoms: outputs of a "categorical" or "quantile" critic.
-            value_range: returns that a "categorical" critic can tell apart; what is beyond counts as
-                the nearer end.
+            num_atoms: outputs of a "categorical", "hl_gauss" or "quantile" critic.
+            value_range: returns that a "categorical" or "hl_gauss" critic can tell apart; what is
+                beyond counts as the nearer end. With ``normalize_returns`` it is known.
             temperature_solver: "exact" solves the dual for the states at hand (a large batch, or
                 several small ones between two target copies), which makes the weights independent
                 of the scale of the rewards (each of several learners solves it for its own share

@@ -97,8 +97,10 @@ def _needs() -> dict[str, Sequence[Sequence[Need]]]:
         "initial_stddev": [[continuous]],
         "tanh_mean": [[continuous]],
         "critic_aggregation": [[Need("num_critics", (2,))]],
-        "num_atoms": [[Need("critic", ("categorical", "quantile"))]],
-        "value_range": [[Need("critic", ("categorical",))]],
+        "num_atoms": [[Need("critic", ("categorical", "hl_gauss", "quantile"))]],
+        "value_range": [
+            [Need("critic", ("categorical", "hl_gauss")), Need("normalize_returns", (False,))]
+        ],
         "grad_clip_by": [[Need("grad_clip", excluded=(None,))]],
         "learner_config_dict": [[Need("_learner_class", excluded=(None,))]],
         **{

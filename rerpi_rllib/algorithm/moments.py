@@ -1,4 +1,4 @@
-"""Running mean and variance of the observations that a run has gathered."""
+"""Running statistics of what a run has gathered: observations and returns."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
+
+LARGEST_RETURN = 5.0
 
 
 class Moments:
@@ -47,3 +49,47 @@ class Moments:
     def set_state(self, state: dict[str, Any]) -> None:
         self.count, self.mean = state["count"], state["mean"]
         self._squares = state["squares"].copy()
+
+
+class ReturnScale:
+    """The size of the returns of a run, for a critic that works in units of it.
+
+    These are the discounted sums of the rewards up to each step, which are known without waiting for
+    the end of an episode. The scale is their standard deviation, or a fifth of the largest one if
+    that is more, so that no return is beyond :data:`LARGEST_RETURN` of these units.
+
+    Args:
+        gamma: the discount.
+        num_lanes: environments that are stepped at the same time.
+    """
+
+    def __init__(self, gamma: float, num_lanes: int) -> None:
+        self._gamma = gamma
+        self._sums = np.zeros(num_lanes)
+        self._moments = Moments(1)
+        self._largest = 0.0
+
+    def add(self, lane: int, rewards: Array, continued: bool) -> None:
+        """Add the rewards of a piece of an episode; ``continued`` if it is not the first one."""
+        total = self._sums[lane] if continued else 0.0
+        sums = np.empty((len(rewards), 1))
+        for index, reward in enumerate(rewards.tolist()):
+            sums[index] = total = self._gamma * total + reward
+        self._sums[lane] = total
+        self._moments.add(sums)
+        self._largest = max(self._largest, float(np.abs(sums).max()))
+
+    @property
+    def scale(self) -> float:
+        """The unit of returns, one while all rewards were zero."""
+        if self._largest == 0.0:
+            return 1.0
+        return max(float(self._moments.stddev[0]), self._largest / LARGEST_RETURN)
+
+    def get_state(self) -> dict[str, Any]:
+        moments = self._moments.get_state()
+        return {"sums": self._sums.copy(), "largest": self._largest, "moments": moments}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._sums, self._largest = state["sums"].copy(), state["largest"]
+        self._moments.set_state(state["moments"])

@@ -10,6 +10,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
+from rerpi_rllib.algorithm.moments import LARGEST_RETURN
 from rerpi_rllib.algorithm.spaces import check_spaces, is_bounded
 from rerpi_rllib.core.layers import NetworkSettings
 from rerpi_rllib.core.networks import ActorCritic
@@ -21,8 +22,7 @@ from rerpi_rllib.core.settings import LearningSettings
 def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Pick what modules and policies need out of all settings, in plain dictionaries.
 
-    ``policy``, ``critic`` and ``networks`` are the arguments of :class:`ActorCritic`, ``learning``
-    those of :class:`LearningSettings`.
+    ``learning`` are the arguments of :class:`LearningSettings`, all others of :class:`ActorCritic`.
     """
     return {
         "policy": {
@@ -35,10 +35,15 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         "critic": {
             "kind": config["critic"],
             "layers": tuple(config["critic_layers"]),
-            "value_range": tuple(config["value_range"]),
+            "value_range": (
+                (-LARGEST_RETURN, LARGEST_RETURN)
+                if config["normalize_returns"]
+                else tuple(config["value_range"])
+            ),
             "aggregation": config["critic_aggregation"],
             **{key: config[key] for key in ("num_critics", "num_atoms")},
         },
+        "normalize_returns": config["normalize_returns"],
         "networks": {field.name: config[field.name] for field in fields(NetworkSettings)},
         "learning": asdict(LearningSettings.from_mapping(config)),
     }
@@ -60,6 +65,7 @@ def build_networks(
         critic=model_config["critic"],
         networks=model_config["networks"],
         clip_actions=bounded,
+        normalize_returns=model_config["normalize_returns"],
         constraints=LearningSettings(**model_config["learning"]).constraints(bounded),
         inference_only=inference_only,
     )

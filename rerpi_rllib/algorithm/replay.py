@@ -25,7 +25,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.utils.checkpoints import Checkpointable
 
-from rerpi_rllib.algorithm.moments import Moments
+from rerpi_rllib.algorithm.moments import Moments, ReturnScale
 
 Array: TypeAlias = npt.NDArray[Any]
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -56,6 +56,7 @@ class ReplayBuffer(Checkpointable):
         action_size: int,
         *,
         num_lanes: int = 1,
+        gamma: float = 0.99,
         seed: int | None = None,
     ) -> None:
         self._lane_rows = max(1, capacity // num_lanes) + 1
@@ -76,14 +77,16 @@ class ReplayBuffer(Checkpointable):
         self._open: dict[str, int] = {}
         self._additions = 0
         self._size = 0
-        # Of all observations that were ever added, also those that are stored no longer.
+        # Of all steps that were ever added, also those that are stored no longer.
         self.moments = Moments(observation_size)
+        self.returns = ReturnScale(gamma, num_lanes)
         self._rng = np.random.default_rng(seed)
         self._arguments: dict[str, Any] = {
             "capacity": capacity,
             "observation_size": observation_size,
             "action_size": action_size,
             "num_lanes": num_lanes,
+            "gamma": gamma,
             "seed": seed,
         }
 
@@ -143,13 +146,14 @@ class ReplayBuffer(Checkpointable):
         if length == 0:
             return
         self.moments.add(observations[episode_id in self._open :])
+        lane, continued = self._lane_for(episode_id)
+        self.returns.add(lane, rewards, continued)
         keep = self._lane_rows - 1
         if length > keep:  # Only the newest part of an episode longer than the lane would remain.
             cut = length - keep
             observations, actions = observations[cut:], actions[cut:]
             rewards, log_probs, length = rewards[cut:], log_probs[cut:], keep
 
-        lane, continued = self._lane_for(episode_id)
         first = int(self._head[lane]) if continued else int(self._head[lane]) + 1
         flags = np.full(length + 1, _TRANSITION, np.uint8)
         flags[-1] = 0
@@ -287,6 +291,7 @@ class ReplayBuffer(Checkpointable):
             "size": self._size,
             "lane_rows": self._lane_rows,
             "moments": self.moments.get_state(),
+            "returns": self.returns.get_state(),
             "rng": self._rng.bit_generator.state,
             "bytes": {
                 f"{name}.bin": int(self._filled.sum()) * column[:1].nbytes
@@ -302,6 +307,7 @@ class ReplayBuffer(Checkpointable):
         self._additions = state["additions"]
         self._size = state["size"]
         self.moments.set_state(state["moments"])
+        self.returns.set_state(state["returns"])
         self._rng.bit_generator.state = state["rng"]
 
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[()], dict[str, Any]]:
@@ -372,6 +378,9 @@ class ReplayBuffer(Checkpointable):
             for episode in other._episodes():
                 restored.add(**episode)
             restored.moments = other.moments
+            restored.returns.set_state(
+                {**other.returns.get_state(), "sums": np.zeros(len(restored._head))}
+            )
             restored._rng.bit_generator.state = state["rng"]
         self.__dict__.update(restored.__dict__)
 

@@ -104,6 +104,7 @@ class RERPI(Algorithm):
             int(np.prod(observation_space.shape)),
             int(np.prod(action_space.shape)),  # This is 1 for a discrete action.
             num_lanes=self.config.num_environments,
+            gamma=self.config.gamma,
             seed=self.config.seed,
         )
         self._limiter = RateLimiter(
@@ -218,10 +219,10 @@ class RERPI(Algorithm):
             batch = self.replay.sample(rows)
         else:
             batch = self.replay.sample_sequences(rows, self.config.sequence_length)
-        # Taken here, since more observations come in while the learner works.
-        known = self.replay.moments
+        # Taken here, since more steps come in while the learner works.
+        known, scale = self.replay.moments, self.replay.returns.scale
         moments = (known.mean, known.stddev) if self.config.normalize_observations else None
-        learning = self._learner_thread.submit(self._update, batch, rows, moments)
+        learning = self._learner_thread.submit(self._update, batch, rows, moments, scale)
         if self._is_asynchronous:
             while not wait([learning], _SECONDS_BETWEEN_LOOKS).done:
                 self._collect(wait=0.0)
@@ -241,12 +242,14 @@ class RERPI(Algorithm):
         batch: dict[str, np.ndarray],
         rows: int,
         moments: tuple[np.ndarray, np.ndarray] | None,
+        return_scale: float,
     ) -> Any:
         """Make several updates, in the learners or in the old stack's policy."""
         if self.config.uses_old_api_stack:
             policy = self.get_policy()
             if moments is not None:
                 policy.model.nets.set_observation_moments(*map(torch.from_numpy, moments))
+            policy.model.nets.set_return_scale(return_scale)
             return policy.learn_on_batch(SampleBatch(batch))
         return self.learner_group.update(
             training_data=TrainingData(
@@ -255,6 +258,7 @@ class RERPI(Algorithm):
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._limiter.env_steps},
             minibatch_size=self.config.train_batch_size_per_learner // self.config.steps_per_row,
             observation_moments=moments,
+            return_scale=return_scale,
         )
 
     @override(Algorithm)

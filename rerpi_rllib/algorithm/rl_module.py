@@ -99,8 +99,8 @@ class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
         return ActionDistribution.of(self.nets.policy)
 
     def get_non_inference_attributes(self) -> list[str]:
-        parts = ("critic", "target_policy", "target_critic", "multipliers", "num_updates")
-        return [f"nets.{part}" for part in parts]
+        parts = ("critic", "target_policy", "target_critic", "multipliers")
+        return [f"nets.{part}" for part in (*parts, "num_updates", "return_scale")]
 
     def _forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return self._act(batch, explore=False)

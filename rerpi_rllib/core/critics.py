@@ -19,6 +19,7 @@ from rerpi_rllib.core.threads import in_threads
 Aggregation = Literal["min", "mean"]
 
 _ROWS_AT_ONCE = 512
+_SMOOTHING = 0.75  # In distances between atoms.
 
 
 class Head(nn.Module):
@@ -27,6 +28,8 @@ class Head(nn.Module):
     size: int
     # Whether targets are samples of the return instead of its expectation.
     learns_from_atoms = False
+    # Whether the loss is in squared units of the return.
+    squares_errors = False
 
     @abstractmethod
     def value(self, outputs: Tensor) -> Tensor:
@@ -46,6 +49,7 @@ class ScalarHead(Head):
     """The expected return itself, fitted by squared error, as in the paper."""
 
     size = 1
+    squares_errors = True
 
     def value(self, outputs: Tensor) -> Tensor:
         return outputs.squeeze(-1)
@@ -83,8 +87,27 @@ class CategoricalHead(Head):
         encoded = torch.zeros((*targets.shape, self.size), dtype=targets.dtype, device=targets.device)
         return encoded.scatter(-1, index, 1.0 - share).scatter(-1, index + 1, share)
 
+    encode = two_hot
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return -(self.two_hot(targets) * outputs.log_softmax(dim=-1)).sum(dim=-1)
+        return -(self.encode(targets) * outputs.log_softmax(dim=-1)).sum(dim=-1)
+
+
+class SmoothedHead(CategoricalHead):
+    """The same with a target's probability spread over several atoms, as by a Gaussian (HL-Gauss).
+
+    Farebrother et al., 2024, Stop Regressing. The Gaussian's standard deviation is three quarters of
+    the distance between two atoms, and each atom gets what lies nearer to it than to another one.
+    """
+
+    def encode(self, targets: Tensor) -> Tensor:
+        low, high = self.atoms[0], self.atoms[-1]
+        distance = (high - low) / (self.size - 1)
+        position = (targets.clamp(low, high) - low) / distance
+        edges = torch.arange(self.size + 1, dtype=targets.dtype, device=targets.device) - 0.5
+        below = torch.special.ndtr((edges - position.unsqueeze(-1)) / _SMOOTHING)
+        encoded: Tensor = below.diff(dim=-1) / (below[..., -1:] - below[..., :1])
+        return encoded
 
 
 class QuantileHead(Head):
@@ -114,6 +137,7 @@ class QuantileHead(Head):
 HEADS: dict[str, Callable[[int, Sequence[float]], Head]] = {
     "scalar": lambda num_atoms, value_range: ScalarHead(),
     "categorical": lambda num_atoms, value_range: CategoricalHead(value_range, num_atoms),
+    "hl_gauss": lambda num_atoms, value_range: SmoothedHead(value_range, num_atoms),
     "quantile": lambda num_atoms, value_range: QuantileHead(num_atoms),
 }
 

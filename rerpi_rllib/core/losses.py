@@ -67,7 +67,10 @@ def critic_loss(
         actions, targets = actions.flatten(0, 1), targets.flatten(0, 1)
         is_step = batch["loss_mask"].flatten().to(targets.dtype)
     loss = nets.critic.loss(_states(batch, settings), actions, targets, is_step)
-    return loss, {"critic_loss": loss.detach()}
+    shown = loss.detach()
+    if nets.critic.head.squares_errors:
+        shown = nets.to_reward_units(nets.to_reward_units(shown))
+    return loss, {"critic_loss": shown}
 
 
 def policy_losses(
@@ -190,7 +193,7 @@ def _td0_targets(nets: ActorCritic, batch: Batch, settings: LearningSettings) ->
     discounts = settings.gamma * (1.0 - batch["terminateds"])
     next_values = _values(nets, batch["new_obs"], settings)
     targets = evaluation.td_targets(
-        batch["rewards"].unsqueeze(-1), discounts.unsqueeze(-1), next_values
+        nets.to_critic_units(batch["rewards"]).unsqueeze(-1), discounts.unsqueeze(-1), next_values
     )
     return targets.squeeze(-1)
 
@@ -199,7 +202,7 @@ def _window_targets(nets: ActorCritic, batch: Batch, settings: LearningSettings)
     """Compute n-step or Retrace targets of each step of each window: ``[B, K]`` or ``[B, K, T]``."""
     obs, mask = batch["obs"], batch["loss_mask"]
     next_values = _values(nets, obs[:, 1:].flatten(0, 1), settings).unflatten(0, mask.shape)
-    rewards = batch["rewards"].unsqueeze(-1)
+    rewards = nets.to_critic_units(batch["rewards"]).unsqueeze(-1)
     discounts = settings.gamma * (1.0 - batch["terminateds"]).unsqueeze(-1)
     # The last step of an episode that was cut off bootstraps from its final observation, and nothing
     # beyond it counts: that is a reward with the value in it, and a discount of zero.
@@ -301,7 +304,7 @@ def weigh(
     """Do Step 2; the second result are the losses of the temperatures that are learned."""
     q_values, log_prior = candidates.values["nonparametric"], candidates.log_prior
     losses: dict[str, Tensor] = {}
-    metrics: Metrics = {"q_mean": q_values.mean()}
+    metrics: Metrics = {"q_mean": nets.to_reward_units(q_values.mean())}
 
     def exponential(constraint: Constraint) -> Tensor:
         values = candidates.values[constraint.part]
@@ -314,7 +317,10 @@ def weigh(
         else:
             temperature = weights.solve_temperature(values, constraint.epsilon, log_prior)
         result = weights.exponential_weights(values, temperature, log_prior)
-        metrics[constraint.multiplier] = temperature
+        is_value = constraint.part == "nonparametric"  # The other part are distances.
+        metrics[constraint.multiplier] = (
+            nets.to_reward_units(temperature) if is_value else temperature
+        )
         metrics[constraint.kl] = weights.kl_to_prior(result, log_prior).mean()
         return result
 
@@ -396,4 +402,5 @@ def _value_gradient_loss(
     q_values = torch.func.functional_call(nets.critic, frozen, (obs, actions))
     loss = -q_values.mean() - settings.entropy_weight * online.entropy().mean()
     metrics = _moved(online, nets.target_policy(obs)) | online.metrics()
-    return {"policy": loss}, {**metrics, "policy_loss": loss, "q_mean": q_values.mean()}
+    q_mean = nets.to_reward_units(q_values.mean())
+    return {"policy": loss}, {**metrics, "policy_loss": loss, "q_mean": q_mean}

@@ -25,11 +25,13 @@ class ActorCritic(nn.Module):
         critic: the arguments of :class:`Critic`.
         networks: the :class:`NetworkSettings` of both.
         clip_actions: whether the environment clips actions to [-1, 1].
+        normalize_returns: whether the critic works with rewards in units of ``return_scale``.
         constraints: the constraints of Steps 2 and 3.
         inference_only: whether to hold the online policy alone, which is what acting needs.
     """
 
     num_updates: Tensor
+    return_scale: Tensor | None
     policy: Policy
     target_policy: Policy
 
@@ -42,6 +44,7 @@ class ActorCritic(nn.Module):
         critic: Mapping[str, Any],
         networks: Mapping[str, Any] | None = None,
         clip_actions: bool,
+        normalize_returns: bool = False,
         constraints: Sequence[Constraint] = (),
         inference_only: bool = False,
     ) -> None:
@@ -71,12 +74,27 @@ class ActorCritic(nn.Module):
             }
         )
         self.register_buffer("num_updates", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("return_scale", torch.ones(()) if normalize_returns else None)
 
     def set_observation_moments(self, mean: Tensor, stddev: Tensor) -> None:
         """Let all networks that normalize observations use these, each ``[O]``."""
         for module in self.modules():
             if isinstance(module, Normalize):
                 module.set(mean, stddev)
+
+    @torch.no_grad()
+    def set_return_scale(self, scale: float) -> None:
+        """Let the critic work with rewards in units of ``scale``, if returns are normalized."""
+        if self.return_scale is not None:
+            self.return_scale.fill_(scale)
+
+    def to_critic_units(self, rewards: Tensor) -> Tensor:
+        """Convert rewards to the units in which the critic learns."""
+        return rewards if self.return_scale is None else rewards / self.return_scale
+
+    def to_reward_units(self, values: Tensor) -> Tensor:
+        """Invert :meth:`to_critic_units`, for what people look at."""
+        return values if self.return_scale is None else values * self.return_scale
 
     @torch.no_grad()
     def update_targets(self) -> None:

@@ -74,7 +74,10 @@ def config_state(checkpoint: Path) -> dict[str, Any]:
 
 
 # Those that changed what a checkpoint holds.
-_NEWEST_SETTINGS = ("covariance_layers", "multiplier_schedule", "normalize_observations")
+_NEWEST_SETTINGS = (
+    *("covariance_layers", "multiplier_schedule", "normalize_observations"),
+    "normalize_returns",
+)
 
 
 def _check_version(checkpoint: Path, state: dict[str, Any]) -> None:
@@ -100,7 +103,7 @@ def check_resumable(checkpoint: Path, config: RERPIConfig) -> None:
             f"{checkpoint} is of env={state['env']} and not {config.env}. A run cannot change it."
         )
     before, after = model_settings(state), model_settings(vars(config))
-    for name in ("policy", "critic", "networks"):
+    for name in ("policy", "critic", "networks", "normalize_returns"):
         if before[name] != after[name]:
             raise ValueError(
                 f"{checkpoint} has other networks: {name} was {before[name]} and is {after[name]}. "
