@@ -1,21 +1,23 @@
 """Learning curves of RERPI, its relatives and two SACs, on the same tasks with the same evaluation.
 
 Each run has one process and one torch thread, and is evaluated on ten greedy episodes every 5,000
-environment steps.
+environment steps. There are two plans of runs: "family", RERPI with its relatives and both SACs, and
+"frontier", the presets on the 14 tasks for which others have published curves.
 
-python benchmarks/learning.py run [--jobs 2] [--only METHOD ...] [--tasks TASK ...]
-    makes the runs of the plan that have no CSV in results/learning yet, in runs/learning; it can be
+python benchmarks/learning.py run [--jobs 2] [--only METHOD ...] [--tasks TASK ...] [--seeds SEED ...]
+    makes the runs of the plan that have no CSV in results/frontier yet, in runs/frontier; it can be
     interrupted at any time, and the same command resumes it
 python benchmarks/learning.py speed
     measures the environment steps per second of each method, in turn; leave the machine idle
 python benchmarks/learning.py table
-    writes the figure and the table of the runs that have a CSV
+    writes the figure and the table of the family's runs that have a CSV; for the frontier there is
+    published.py
 python benchmarks/learning.py compare BEFORE AFTER [--only METHOD ...]
     writes a figure and a table of the runs (method, task and seed) that both directories have into
     AFTER
 
-The first three take --results DIR instead of results/learning. A directory with another name NAME
-starts a new set of runs, in runs/NAME.
+The first three take --results DIR instead of results/frontier. A directory with another name NAME
+starts a new set of runs, in runs/NAME; its plan is the family's.
 
 stable-baselines3 is needed for its SAC: pip install -c constraints.txt -e '.[benchmark]'
 """
@@ -51,23 +53,33 @@ from rerpi_rllib.analysis.curves import load_run
 
 RUNS = Path("runs")
 EVALUATION_STEPS, EVALUATION_EPISODES = 5_000, 10
-# Short names, ids and budgets of environment steps.
+# The 14 tasks with published curves, as the CSV of these names them. The first five served to choose
+# the presets.
+CHOSEN_ON = ("cartpole-swingup", "cheetah-run", "walker-run", "finger-spin", "hopper-stand")
+PUBLISHED_TASKS = (
+    *CHOSEN_ON,
+    *("walker-walk", "finger-turn-hard", "hopper-hop", "acrobot-swingup", "fish-swim"),
+    *("quadruped-walk", "quadruped-run", "reacher-hard", "pendulum-swingup"),
+)
+FAMILY_TASKS = ("cartpole-swingup", "walker-walk", "cheetah-run", "finger-spin", "pendulum")
+# Short names and ids.
 TASKS = {
-    "cartpole-swingup": ("dm_control/cartpole-swingup-v0", 100_000),
-    "walker-walk": ("dm_control/walker-walk-v0", 100_000),
-    "cheetah-run": ("dm_control/cheetah-run-v0", 150_000),
-    "finger-spin": ("dm_control/finger-spin-v0", 100_000),
-    "pendulum": ("Pendulum-v1", 20_000),
+    **{task: f"dm_control/{task}-v0" for task in PUBLISHED_TASKS},
+    "finger-turn-hard": "dm_control/finger-turn_hard-v0",
+    "pendulum": "Pendulum-v1",
 }
 # Arguments of `rllib train`; None for the peers below.
 METHODS: dict[str, list[str] | None] = {
-    "RERPI": ["--algo", "RERPI"],
-    "RERPI-Retrace": ["--algo", "RERPI", "--set", "policy_evaluation=retrace"],
-    "MPO": ["--algo", "MPO"],
-    "SVG0": ["--algo", "SVG0"],
-    "DDPG": ["--algo", "DDPG"],
+    "RERPI": ["--algo", "RERPI", "--preset", "compact"],
+    "RERPI-Retrace": [
+        *("--algo", "RERPI", "--preset", "compact", "--set", "policy_evaluation=retrace")
+    ],
+    "MPO": ["--algo", "MPO", "--preset", "compact"],
+    "SVG0": ["--algo", "SVG0", "--preset", "compact"],
+    "DDPG": ["--algo", "DDPG", "--preset", "compact"],
     "SB3-SAC": None,
     "RLlib-SAC": None,
+    "strong": ["--algo", "RERPI", "--preset", "strong"],
 }
 RLLIB_SAC_STEPS = 50_000
 SPEEDS = "speeds.json"
@@ -75,10 +87,21 @@ SPEEDS = "speeds.json"
 Runs = dict[tuple[str, str], dict[int, pd.DataFrame]]
 
 
-def plan() -> list[tuple[str, str, int]]:
+def plan(results: Path) -> list[tuple[str, str, int]]:
     """Return method, task and seed of every run, the most informative ones first."""
-    runs = [("RERPI", task, seed) for seed in range(3) for task in TASKS]
-    runs += [("SB3-SAC", task, 0) for task in TASKS]
+    return _frontier_plan() if results.name == "frontier" else _family_plan()
+
+
+def _frontier_plan() -> list[tuple[str, str, int]]:
+    # The presets were chosen with seed 0.
+    runs = [("RERPI", task, seed) for seed in (1, 2) for task in PUBLISHED_TASKS]
+    runs += [("strong", task, 1) for task in PUBLISHED_TASKS]
+    return runs + [("SB3-SAC", task, seed) for seed in (1, 2) for task in CHOSEN_ON]
+
+
+def _family_plan() -> list[tuple[str, str, int]]:
+    runs = [("RERPI", task, seed) for seed in range(3) for task in FAMILY_TASKS]
+    runs += [("SB3-SAC", task, 0) for task in FAMILY_TASKS]
     # Each seed evaluates from its own ten starts, and on Pendulum-v1 the return depends on them.
     runs += [("SB3-SAC", "pendulum", seed) for seed in (1, 2)]
     # This was added later, because the first run was close to RERPI's.
@@ -90,8 +113,13 @@ def plan() -> list[tuple[str, str, int]]:
     return [*runs, ("RLlib-SAC", "cartpole-swingup", 0)]
 
 
-def budget(method: str, task: str) -> int:
-    return RLLIB_SAC_STEPS if method == "RLlib-SAC" else TASKS[task][1]
+def budget(results: Path, method: str, task: str) -> int:
+    """Return the environment steps of a run."""
+    if method == "RLlib-SAC":
+        return RLLIB_SAC_STEPS
+    if results.name != "frontier":
+        return {"pendulum": 20_000, "cheetah-run": 150_000}.get(task, 100_000)
+    return 100_000
 
 
 def run_directory(results: Path, method: str, task: str, seed: int) -> Path:
@@ -108,11 +136,11 @@ def run_one(method: str, task: str, seed: int, results: Path) -> None:
     directory = run_directory(results, method, task, seed)
     torch.set_num_threads(1)
     if method == "SB3-SAC":
-        _stable_baselines(directory, TASKS[task][0], seed, budget(method, task))
+        _stable_baselines(directory, TASKS[task], seed, budget(results, method, task))
     elif method == "RLlib-SAC":
-        _rllib_sac(directory, TASKS[task][0], seed, budget(method, task))
+        _rllib_sac(directory, TASKS[task], seed, budget(results, method, task))
     else:
-        _own(directory, METHODS[method], TASKS[task][0], seed, budget(method, task))
+        _own(directory, METHODS[method], TASKS[task], seed, budget(results, method, task))
     curves = load_run(directory).curves.dropna(subset="greedy_return").drop(columns="time_s")
     results.mkdir(parents=True, exist_ok=True)
     path = curves_file(results, method, task, seed)
@@ -126,7 +154,7 @@ def _own(directory: Path, arguments: list[str], env: str, seed: int, steps: int)
         command += ["--resume", directory]
     else:
         interval = EVALUATION_STEPS // 1_000  # An iteration is a thousand environment steps.
-        command += [*arguments, "--preset", "compact", "--env", env, "--seed", str(seed)]
+        command += [*arguments, "--env", env, "--seed", str(seed)]
         # Synchronous runs are compiled at the start or not at all.
         command += ["--set", "compile_updates=at_start"]
         command += ["--num-env-runners", "0", "--stop", json.dumps({"env_steps": steps})]
@@ -250,7 +278,7 @@ def measure_speeds(results: Path) -> None:
 
 
 def _speed(method: str) -> float:
-    env_id = TASKS["cheetah-run"][0]
+    env_id = TASKS["cheetah-run"]
     if method == "SB3-SAC":
         from stable_baselines3 import SAC as StableSAC
 
@@ -264,8 +292,8 @@ def _speed(method: str) -> float:
         config = SACConfig().training(num_steps_sampled_before_learning_starts=300)
         steps = 100
     else:
-        _, name, *options = METHODS[method] or []
-        config = get_trainable_cls(name).get_default_config().compact()
+        _, name, _, preset, *options = METHODS[method] or []
+        config = getattr(get_trainable_cls(name).get_default_config(), preset)()
         settings = dict(option.split("=") for option in options[1::2])
         settings["compile_updates"] = "at_start"
         config.training(**settings, num_steps_sampled_before_learning_starts=300)
@@ -286,7 +314,7 @@ def _speed(method: str) -> float:
 def read_runs(results: Path) -> Runs:
     """Read the curves of the finished runs."""
     found: Runs = {}
-    for method, task, seed in plan():
+    for method, task, seed in plan(results):
         path = curves_file(results, method, task, seed)
         if path.exists():
             found.setdefault((method, task), {})[seed] = pd.read_csv(path)
@@ -298,13 +326,13 @@ def write_table(results: Path) -> None:
     if not runs:
         sys.exit(f"{results} has no CSV of a run of the plan.")
     speeds_file = results / SPEEDS
-    table = _table(runs, json.loads(speeds_file.read_text()) if speeds_file.exists() else {})
+    table = _table(results, runs, json.loads(speeds_file.read_text()) if speeds_file.exists() else {})
     (results / "table.md").write_text(table)
     print(table)
     _figure(runs, results / "learning.png")
 
 
-def _table(runs: Runs, speeds: dict[str, float]) -> str:
+def _table(results: Path, runs: Runs, speeds: dict[str, float]) -> str:
     """Format means and standard deviations over seeds; a single run has no standard deviation.
 
     Minutes are steps divided by the method's speed on cheetah-run.
@@ -314,7 +342,8 @@ def _table(runs: Runs, speeds: dict[str, float]) -> str:
         "| steps to 80 % | minutes |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for task, (_, budgeted) in TASKS.items():
+    for task in FAMILY_TASKS:
+        budgeted = budget(results, "RERPI", task)
         ends = [
             np.mean([curves["greedy_return"].max() for curves in by_seed.values()])
             for (_, of), by_seed in runs.items()
@@ -333,7 +362,7 @@ def _table(runs: Runs, speeds: dict[str, float]) -> str:
             cells.append(_over(curves, 0.75 * budgeted, budgeted))
             steps = [_first(curve, wanted) for curve in curves]
             reached = [step for step in steps if step is not None]
-            when, minutes = f"not in {budget(method, task):,}", ""
+            when, minutes = f"not in {budget(results, method, task):,}", ""
             if reached:
                 when = f"{np.mean(reached):,.0f}"
                 if len(reached) < len(steps):
@@ -383,7 +412,7 @@ def _first(curves: pd.DataFrame, wanted: float) -> float | None:
 def _figure(runs: Runs, path: Path) -> None:
     figure, axes = plt.subplots(2, 3, figsize=(13, 7), layout="constrained")
     styles = dict(zip(METHODS, ("k-", "k-.", "C0-", "C1--", "C2:", "C3-", "C4--")))
-    for axis, task in zip(axes.flat, TASKS):
+    for axis, task in zip(axes.flat, FAMILY_TASKS):
         for (method, of), by_seed in runs.items():
             if of != task:
                 continue
@@ -425,7 +454,7 @@ def compare(before: Path, after: Path, methods: list[str]) -> None:
                 axis.plot(curve["env_steps"] / 1_000, curve["greedy_return"], dashes, color=style)
             axis.plot([], [], color=style, label=directory.name)
             shares = (0.25, 0.5, 0.75, 1.0)
-            cells = [_at(curves, share * budget(method, task)) for share in shares]
+            cells = [_at(curves, share * budget(after, method, task)) for share in shares]
             row = [task, method, directory.name, ", ".join(map(str, seeds)), *cells]
             lines.append("| " + " | ".join(row) + " |")
         axis.set(title=f"{method}, {task}", xlabel="thousand environment steps")
@@ -440,10 +469,11 @@ def run_plan(arguments: argparse.Namespace) -> None:
     """Make the missing runs, each in a process of its own."""
     missing = [
         run
-        for run in plan()
+        for run in plan(arguments.results)
         if not curves_file(arguments.results, *run).exists()
         and (not arguments.only or run[0] in arguments.only)
         and (not arguments.tasks or run[1] in arguments.tasks)
+        and (not arguments.seeds or run[2] in arguments.seeds)
     ]
     print(f"{len(missing)} runs to make", flush=True)
 
@@ -472,12 +502,13 @@ def main() -> None:
     run.add_argument("--jobs", type=int, default=2)
     run.add_argument("--only", nargs="+", choices=METHODS, metavar="METHOD")
     run.add_argument("--tasks", nargs="+", choices=TASKS, metavar="TASK")
+    run.add_argument("--seeds", nargs="+", type=int, metavar="SEED")
     one = commands.add_parser("one")
     one.add_argument("method", choices=METHODS)
     one.add_argument("task", choices=TASKS)
     one.add_argument("seed", type=int)
     for command in (run, one, commands.add_parser("speed"), commands.add_parser("table")):
-        command.add_argument("--results", type=Path, default=Path("results/learning"))
+        command.add_argument("--results", type=Path, default=Path("results/frontier"))
     comparison = commands.add_parser("compare")
     comparison.add_argument("before", type=Path)
     comparison.add_argument("after", type=Path)

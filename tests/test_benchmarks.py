@@ -77,9 +77,10 @@ def test_learning_table_reads_what_runs_wrote(benchmark, tmp_path, monkeypatch):
 
 def test_learning_plan_names_known_methods_and_tasks(benchmark):
     learning = benchmark("learning")
-    runs = learning.plan()
-    assert len(runs) == len(set(runs)) == 15 + 5 + 3 + 8 + 1 + 1
-    assert all(method in learning.METHODS and task in learning.TASKS for method, task, _ in runs)
+    for results, number in (("learning", 15 + 5 + 3 + 8 + 1 + 1), ("frontier", 14 * 3 + 10)):
+        runs = learning.plan(Path(results))
+        assert len(runs) == len(set(runs)) == number
+        assert all(method in learning.METHODS and task in learning.TASKS for method, task, _ in runs)
 
 
 def test_training_compares_each_variant_with_every_sac(benchmark, monkeypatch, capsys):

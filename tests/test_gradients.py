@@ -3,6 +3,7 @@
 import copy
 import logging
 import shutil
+import sys
 import threading
 import time
 
@@ -13,6 +14,7 @@ from test_networks import _batch, _family
 
 from rerpi_rllib.algorithm.process import make_gradients
 from rerpi_rllib.core import gradients as gradients_module
+from rerpi_rllib.core import layers
 from rerpi_rllib.core.gradients import Gradients, WhenCompiled, critic_gradients
 from rerpi_rllib.core.losses import PLAN, prepare
 from rerpi_rllib.core.optimizers import Adam, make_optimizers
@@ -48,6 +50,44 @@ def test_compiled_updates_are_the_same(caplog):
     nets, settings = _family(policy_update_period=1, **settings)
     columns = _batch(48)
     run_updates(nets, settings, columns, 24, optimizers=make_optimizers(nets), gradients=compiled)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
+def test_compiled_products_by_onednn_are_the_same(monkeypatch, caplog):
+    from rerpi_rllib.core.compiled_products import UseOneDNN, _product
+
+    graphs = []
+    replace = UseOneDNN.__call__
+
+    def observed(self, graph):
+        replace(self, graph)
+        graphs.append([node.target for node in graph.nodes])
+
+    monkeypatch.setattr(UseOneDNN, "__call__", observed)
+    # What was compiled by an earlier run of the tests would not be observed.
+    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+    monkeypatch.setattr(layers, "_uses_onednn", True)
+    torch.manual_seed(0)
+    nets, settings = _family()
+    (batch,) = prepare(nets, [_batch(64) | {PLAN: Plan()}], settings)
+    compiled, eager = Gradients.when_compiled("at_start"), Gradients()
+    for part in ("critic", "policy"):
+        parameters = list(getattr(nets, part).parameters())
+        arguments = nets, batch, settings, parameters
+        expected, expected_metrics = getattr(eager, part)(*arguments)
+        found, metrics = getattr(compiled, part)(*arguments)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(metrics, expected_metrics, rtol=1e-4, atol=1e-6)
+    if shutil.which("g++"):
+        assert len(graphs) == 2 and "not compiled" not in caplog.text
+        assert all(targets.count(_product) >= 4 for targets in graphs)
+
+
+def test_compiled_updates_do_without_onednn(monkeypatch, caplog):
+    monkeypatch.setattr(layers, "_uses_onednn", True)
+    monkeypatch.setitem(sys.modules, "rerpi_rllib.core.compiled_products", None)
+    assert gradients_module._faster_products() == {}
+    assert "multiply matrices with MKL" in caplog.text
 
 
 def test_what_cannot_be_compiled_stays_as_it_is(monkeypatch, caplog):

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from rerpi_rllib.core import layers
 from rerpi_rllib.core.losses import PLAN, Batch, Metrics, critic_loss, policy_losses
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.settings import LearningSettings
@@ -127,6 +128,18 @@ class Gradients:
         return cls(WhenCompiled(critic_gradients, when), WhenCompiled(policy_gradients, when))
 
 
+def _faster_products() -> dict[str, Any]:
+    """Return the option that lets compiled functions use oneDNN, if that is faster here."""
+    if not layers.uses_onednn():
+        return {}
+    try:
+        from rerpi_rllib.core.compiled_products import UseOneDNN
+    except (ImportError, AttributeError) as reason:  # They are torch's private names.
+        logger.warning("Compiled updates multiply matrices with MKL: %s", reason)
+        return {}
+    return {"post_grad_custom_post_pass": UseOneDNN()}
+
+
 def _compiled(function: GradientFunction, example: Batch) -> GradientFunction:
     """Return a version of the function that is compiled in its first call.
 
@@ -143,6 +156,8 @@ def _compiled(function: GradientFunction, example: Batch) -> GradientFunction:
         # By the exponential, which is vectorised better.
         "cpp.use_decompose_tanh": True,
     }
+    if example["rewards"].device.type == "cpu":
+        options |= _faster_products()
     # Torch keeps what it has compiled with the code of a function, for all who call that.
     own = FunctionType(function.__code__.replace(), function.__globals__)
     fast: GradientFunction = torch.compile(own, fullgraph=True, dynamic=False, options=options)

@@ -64,6 +64,11 @@ def choose_fastest() -> None:
     _uses_sigmoid = _is_faster(_tanh_by_sigmoid, torch.tanh, inputs)
 
 
+def uses_onednn() -> bool:
+    """Tell whether matrices are multiplied by oneDNN in this process."""
+    return _uses_onednn
+
+
 def _is_faster(
     function: Callable[..., Tensor], other: Callable[..., Tensor], *arguments: Tensor
 ) -> bool:
