@@ -114,3 +114,48 @@ def test_training_compares_each_variant_with_every_sac(benchmark, monkeypatch, c
     assert rows["training_sbx_compact"]["ratio"] == 2.0
     # Each peer has the number of threads with which it is faster.
     assert rows["training_sbx_1"]["setting"].endswith("SBX's SAC, defaults, 1 threads")
+
+
+def test_published_curves_beside_own_ones(benchmark, tmp_path, monkeypatch, capsys):
+    published, learning = benchmark("published"), benchmark("learning")
+    results = tmp_path / "frontier"
+    results.mkdir()
+    rows = [
+        {"task": task, "env_steps": steps, "system": system, "mean_return": 500.0, "seeds": 5}
+        for task in learning.PUBLISHED_TASKS
+        for steps in published.STEPS
+        for system in published.SYSTEMS
+        # One system has published all tasks but one.
+        if (task, system) != ("fish-swim", "mrq")
+    ]
+    pd.DataFrame(rows).to_csv(results / "published.csv", index=False)
+    for task, seed, end in (
+        ("hopper-hop", 1, 100.0),
+        ("hopper-hop", 2, 300.0),
+        ("fish-swim", 1, 50.0),
+    ):
+        curve = {"env_steps": [50_000, 100_000], "greedy_return": [0.0, end]}
+        pd.DataFrame(curve).to_csv(learning.curves_file(results, "RERPI", task, seed), index=False)
+    monkeypatch.setattr(sys, "argv", ["x", "--results", str(results)])
+    published.main()
+    table = (results / "table.md").read_text()
+    assert table == capsys.readouterr().out.rstrip("\n") + "\n"
+    after = table[table.index("100,000") :]
+    assert "| hopper-hop | 200 (2) | 500 | 500 |" in after
+    assert "| fish-swim | 50 (1) | 500 | 500 |  | 500 |" in after
+    assert "| mean of all 14 | 125, 2 tasks | 500 | 500 |  | 500 |" in after
+    assert "| mean of the 9 that had no part in choosing | 125, 2 tasks | 500 |" in after
+    assert (results / "learning.png").stat().st_size > 0
+
+
+def test_an_earlier_commit_is_measured_in_turn(benchmark, monkeypatch, capsys):
+    before = benchmark("before")
+    commands, rates = [], iter([300.0, 100.0, 200.0, 100.0, 210.0, 105.0])
+    monkeypatch.setattr(before.subprocess, "run", lambda command, **_: commands.append(command))
+    monkeypatch.setattr(before, "_rate", lambda source: next(rates))
+    monkeypatch.setattr(sys, "argv", ["x", "abc123", "--json"])
+    before.main()
+    row = json.loads(capsys.readouterr().out)
+    assert (row["ours"], row["peer"], row["ratio"]) == (210.0, 100.0, 2.0)
+    assert "abc123" in row["setting"]
+    assert [command[4] for command in commands] == ["add", "remove"]
