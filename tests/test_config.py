@@ -154,7 +154,7 @@ NO_EFFECT = [
 @pytest.mark.parametrize("settings,words", NO_EFFECT, ids=[next(iter(s)) for s, _ in NO_EFFECT])
 def test_what_has_no_effect_is_refused(settings, words):
     key, value = next(iter(settings.items()))
-    for make in (RERPIConfig, RERPIConfig.compact):
+    for make in (RERPIConfig, RERPIConfig.compact, RERPIConfig.strong):
         for give in ("training", "update_from_dict", "setattr"):
             config = make().environment("Pendulum-v1")
             if give == "training":
@@ -172,7 +172,7 @@ def test_what_has_no_effect_is_refused(settings, words):
 
 
 @pytest.mark.parametrize("algorithm", [RERPIConfig, MPOConfig, SVG0Config, DDPGConfig])
-@pytest.mark.parametrize("preset", [None, "compact"])
+@pytest.mark.parametrize("preset", [None, "compact", "strong"])
 @pytest.mark.parametrize(
     "settings",
     [

@@ -70,7 +70,7 @@ def _checks() -> dict[str, checks.Check]:
 
 
 # The names of the class methods that make configurations with other values than the defaults.
-PRESETS = ("compact",)
+PRESETS = ("compact", "strong")
 
 
 class RERPIConfig(AlgorithmConfig):
@@ -168,14 +168,18 @@ class RERPIConfig(AlgorithmConfig):
     def compact(cls) -> RERPIConfig:
         """Make a configuration for a machine without a GPU, where updates are scarce.
 
-        Networks and batch are small, the bounds wider than the paper's, and target copies two and a
-        half times as often. There are two updates a step; the critic learns in each and the policy,
-        which costs more, in every fourth.
+        Networks are small and residual and see normalized observations, the batch is small, the
+        bounds are wider than the paper's, and target copies two and a half times as often. There are
+        two updates a step; the critic learns in each and the policy, which costs more, in every
+        fourth.
         """
         config = cls()
         config.training(
-            policy_layers=(128, 128),
-            critic_layers=(256, 256),
+            network="residual",
+            normalize_observations=True,
+            policy_layers=(64, 64),
+            covariance_layers=(32,),
+            critic_layers=(128, 128),
             train_batch_size=128,
             epsilon=0.3,
             epsilon_mu=1e-2,
@@ -187,6 +191,22 @@ class RERPIConfig(AlgorithmConfig):
             dual_lr=3e-2,  # The multipliers move with the policy, in every fourth update.
             num_bootstrap_samples=5,
             updates_per_env_step=2.0,
+        )
+        return config
+
+    @classmethod
+    def strong(cls) -> RERPIConfig:
+        """Make :meth:`compact` with more learning for each step, for tasks whose steps are scarce.
+
+        It has larger networks, two critics whose mean counts, and four times as many updates.
+        """
+        config = cls.compact()
+        config.training(
+            policy_layers=(128, 128),
+            critic_layers=(256, 256),
+            num_critics=2,
+            critic_aggregation="mean",
+            updates_per_env_step=8.0,
         )
         return config
 
