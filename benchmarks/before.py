@@ -1,6 +1,7 @@
-"""The preset `compact` on cheetah-run, now and at an earlier commit, in turn and in one run.
+"""Training on cheetah-run, now and at an earlier commit, in turn and in one run.
 
-Both have this environment's packages. What is compiled is compiled before the clock starts.
+The settings are those that the preset `compact` had at first, with two updates a step. Both versions
+have this environment's packages. What is compiled is compiled before the clock starts.
 
 python benchmarks/before.py COMMIT [--json]
 """
@@ -25,8 +26,9 @@ import logging, sys, time
 from rerpi_rllib import RERPIConfig
 logging.disable(logging.WARNING)
 config = RERPIConfig.compact().environment("dm_control/cheetah-run-v0")
-if hasattr(config, "compile_updates"):
-    config.compile_updates = "at_start"
+for name, value in SETTINGS.items():
+    if hasattr(config, name):
+        setattr(config, name, value)
 config.learners(num_gpus_per_learner=0).env_runners(num_env_runners=1)
 config.training(num_steps_sampled_before_learning_starts=400)
 config.reporting(min_sample_timesteps_per_iteration=100).debugging(seed=0, log_level="ERROR")
@@ -45,9 +47,10 @@ algorithm.stop()
 
 def _rate(source: Path) -> float:
     """Return the environment steps per second of the package in this directory."""
+    settings = {"compile_updates": "at_start", **common.FIRST_COMPACT}
     environment = os.environ | {"PYTHONPATH": str(source), "RLLIB_TEST_NO_JAX_IMPORT": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", MEASUREMENT],
+        [sys.executable, "-c", MEASUREMENT.replace("SETTINGS", repr(settings))],
         env=environment, cwd=source, check=True, capture_output=True, text=True,
     )  # fmt: skip
     (rate,) = (line.split()[1] for line in done.stdout.splitlines() if line.startswith("RATE"))
@@ -70,9 +73,12 @@ def main() -> None:
             subprocess.run([*git, "remove", "--force", before], check=True)
     ratio = statistics.median(now / then for now, then in pairs)
     ours, peer = (statistics.median(rates) for rates in zip(*pairs))
-    setting = "dm_control/cheetah-run-v0, preset compact, asynchronous, two cores"
+    setting = (
+        "dm_control/cheetah-run-v0, 128 x 2 and 256 x 2, two updates of 128 per step, policy step in "
+        "every 4th, asynchronous, two cores"
+    )
     name = f"this package at {arguments.commit}"
-    report.add("compact_before", ours, peer, "env steps/s", ratio, setting, name)
+    report.add("training_before", ours, peer, "env steps/s", ratio, setting, name)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,15 @@ from pathlib import Path
 
 os.environ.setdefault("MUJOCO_GL", "disabled")
 
+# What the preset `compact` was at first, beside what it still has, for comparisons with earlier runs.
+FIRST_COMPACT = {
+    "network": "paper",
+    "policy_layers": (128, 128),
+    "critic_layers": (256, 256),
+    "covariance_layers": (64, 64),
+    "normalize_observations": False,
+}
+
 
 class Report:
     """Prints results, each of which compares this package with a peer."""

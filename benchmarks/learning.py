@@ -1,8 +1,9 @@
 """Learning curves of RERPI, its relatives and two SACs, on the same tasks with the same evaluation.
 
 Each run has one process and one torch thread, and is evaluated on ten greedy episodes every 5,000
-environment steps. There are two plans of runs: "family", RERPI with its relatives and both SACs, and
-"frontier", the presets on the 14 tasks for which others have published curves.
+environment steps. There are two plans of runs: "family", RERPI with its relatives and both SACs, with
+the settings that the preset `compact` had at first; and "frontier", the presets as they are on the 14
+tasks for which others have published curves.
 
 python benchmarks/learning.py run [--jobs 2] [--only METHOD ...] [--tasks TASK ...] [--seeds SEED ...]
     makes the runs of the plan that have no CSV in results/frontier yet, in runs/frontier; it can be
@@ -35,8 +36,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("MUJOCO_GL", "disabled")
-
+import common
 import matplotlib
 
 matplotlib.use("Agg")
@@ -140,7 +140,11 @@ def run_one(method: str, task: str, seed: int, results: Path) -> None:
     elif method == "RLlib-SAC":
         _rllib_sac(directory, TASKS[task], seed, budget(results, method, task))
     else:
-        _own(directory, METHODS[method], TASKS[task], seed, budget(results, method, task))
+        arguments = list(METHODS[method] or ())
+        if results.name != "frontier":
+            for key, value in common.FIRST_COMPACT.items():
+                arguments += ["--set", f"{key}={json.dumps(value)}"]
+        _own(directory, arguments, TASKS[task], seed, budget(results, method, task))
     curves = load_run(directory).curves.dropna(subset="greedy_return").drop(columns="time_s")
     results.mkdir(parents=True, exist_ok=True)
     path = curves_file(results, method, task, seed)
