@@ -2,8 +2,8 @@
 
 The whole update (Steps 1 to 3, three Adam steps and the periodic copy of the target networks) is one
 function under ``jax.jit`` that takes the state and donates it. Networks and losses are those of this
-package's default: a first layer with layer normalisation and tanh, then ELU; the decoupled fit of a
-diagonal Gaussian; multipliers and temperature learned by Adam through softplus.
+package: by default a first layer with layer normalisation and tanh, then ELU, or residual blocks; the
+decoupled fit of a diagonal Gaussian; multipliers and temperature learned by Adam through softplus.
 
 It is a peer in ``benchmarks/update.py``, which runs it in a process of its own.
 """
@@ -34,27 +34,50 @@ class State(NamedTuple):
     updates: jax.Array
 
 
-def _init_network(key: jax.Array, sizes: tuple[int, ...]) -> Params:
+def _init_network(key: jax.Array, sizes: tuple[int, ...], network: str) -> Params:
+    # A residual network has a layer that widens and one that narrows for each block, and a
+    # normalisation before each of its layers but the first.
+    first, *hidden, outputs = sizes
+    if network == "residual":
+        wide = [width for size in hidden for width in (2 * size, size)]
+        sizes = (first, hidden[0], *wide, outputs)
     layers = []
-    for inputs, outputs in itertools.pairwise(sizes):
+    for index, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
         key, own = jax.random.split(key)
         bound = 1.0 / np.sqrt(inputs)
         weight = jax.random.uniform(own, (inputs, outputs), minval=-bound, maxval=bound)
         layers.append({"w": weight, "b": jnp.zeros(outputs)})
-    layers[0] |= {"scale": jnp.ones(sizes[1]), "offset": jnp.zeros(sizes[1])}
+        normed = inputs if network == "residual" else outputs
+        if index % 2 == 1 if network == "residual" else index == 0:
+            layers[-1] |= {"scale": jnp.ones(normed), "offset": jnp.zeros(normed)}
     return layers
 
 
+def _normed(layer: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
+    centered = inputs - inputs.mean(-1, keepdims=True)
+    normed = centered * jax.lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + 1e-5)
+    return normed * layer["scale"] + layer["offset"]
+
+
 def _apply(params: Params, inputs: jax.Array) -> jax.Array:
+    if "scale" not in params[0]:
+        return _apply_residual(params, inputs)
     for index, layer in enumerate(params):
         inputs = inputs @ layer["w"] + layer["b"]
         if index == 0:
-            centered = inputs - inputs.mean(-1, keepdims=True)
-            normed = centered * jax.lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + 1e-5)
-            inputs = jnp.tanh(normed * layer["scale"] + layer["offset"])
+            inputs = jnp.tanh(_normed(layer, inputs))
         elif index < len(params) - 1:
             inputs = jax.nn.elu(inputs)
     return inputs
+
+
+def _apply_residual(params: Params, inputs: jax.Array) -> jax.Array:
+    first, *blocks, last = params
+    inputs = inputs @ first["w"] + first["b"]
+    for widen, narrow in zip(blocks[::2], blocks[1::2]):
+        wide = jax.nn.relu(_normed(widen, inputs) @ widen["w"] + widen["b"])
+        inputs = inputs + wide @ narrow["w"] + narrow["b"]
+    return _normed(last, inputs) @ last["w"] + last["b"]
 
 
 def _policy(params: Params, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -127,14 +150,14 @@ def _update(state: State, batch: dict[str, jax.Array], num_actions: int) -> Stat
 
 
 def make_update(
-    size: tuple[int, int, int, tuple[int, ...], tuple[int, ...]], num_actions: int
+    size: tuple[int, int, int, tuple[int, ...], tuple[int, ...], str], num_actions: int
 ) -> Callable[[list[dict[str, np.ndarray]]], None]:
     """Return a function that makes one update for each of several batches."""
-    observations, actions, _, policy, critic = size
+    observations, actions, _, policy, critic, network = size
     keys = jax.random.split(jax.random.key(0), 3)
     networks = {
-        "policy": _init_network(keys[0], (observations, *policy, 2 * actions)),
-        "critic": _init_network(keys[1], (observations + actions, *critic, 1)),
+        "policy": _init_network(keys[0], (observations, *policy, 2 * actions), network),
+        "critic": _init_network(keys[1], (observations + actions, *critic, 1), network),
     }
     params = networks | {"dual": {name: jnp.ones(()) for name in ("temperature", "mu", "sigma")}}
     optimizers = {name: made.init(params[name]) for name, made in _optimizers().items()}

@@ -29,7 +29,7 @@ LABELS = {"N": "sampled actions N", "D": "action dimensions D", "batch": "batch"
 
 
 def _milliseconds(setting: dict[str, int]) -> float:
-    size = (17, setting["D"], setting["batch"], (200,) * 3, (500,) * 3)
+    size = (17, setting["D"], setting["batch"], (200,) * 3, (500,) * 3, "paper")
     calls = max(1, 1024 // setting["batch"])
     core, batch = update.core(size, setting["N"]), update.random_batch(size, calls)
     core(batch)

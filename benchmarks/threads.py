@@ -23,10 +23,9 @@ from rerpi_rllib.core.updates import run_updates
 
 ROUNDS = 5
 # Sizes as in update.py, and the policy's update period.
-COMPACT = (17, 6, 128, (128,) * 2, (256,) * 2)
 CASES = (
-    *((COMPACT, 4), (update.SIZES[3], 1), (update.SIZES[3], 4)),
-    *((update.SIZES[1], 1), (update.SIZES[2], 1)),
+    *((update.SIZES[0], 4), (update.SIZES[4], 1), (update.SIZES[4], 4)),
+    *((update.SIZES[1], 1), (update.SIZES[3], 1)),
 )
 # Whether the target networks are evaluated for several updates at once, whether critic and policy
 # step concurrently, and the number of threads.

@@ -43,13 +43,15 @@ from rerpi_rllib.core.settings import LearningSettings
 from rerpi_rllib.core.threads import one_torch_thread_each, set_threads
 from rerpi_rllib.core.updates import run_updates
 
-# Observations, action dimensions, batch, policy layers, critic layers.
+# Observations, action dimensions, batch, policy layers, critic layers, kind of network. The residual
+# networks are those of the preset `compact`.
 SIZES = (
-    (17, 6, 128, (128,) * 2, (256,) * 2),
-    (17, 6, 256, (200,) * 3, (500,) * 3),
-    (67, 21, 256, (200,) * 3, (500,) * 3),
-    (67, 21, 3072, (200,) * 3, (500,) * 3),
-    (17, 6, 256, (256,) * 2, (256,) * 2),
+    (17, 6, 128, (128,) * 2, (256,) * 2, "paper"),
+    (17, 6, 256, (200,) * 3, (500,) * 3, "paper"),
+    (67, 21, 256, (200,) * 3, (500,) * 3, "paper"),
+    (67, 21, 3072, (200,) * 3, (500,) * 3, "paper"),
+    (17, 6, 256, (256,) * 2, (256,) * 2, "paper"),
+    (17, 6, 128, (64,) * 2, (128,) * 2, "residual"),
 )
 ACTIONS, ROUNDS = 20, 7
 THREADS = 2  # The same for all.
@@ -61,11 +63,28 @@ PEERS = {
 }
 
 
+class Block(nn.Module):
+    """A residual block of the textbook version."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        layers = nn.LayerNorm(size), nn.Linear(size, 2 * size), nn.ReLU(), nn.Linear(2 * size, size)
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + self.layers(inputs)
+
+
 class Textbook:
     """The update, written without regard to speed."""
 
-    def __init__(self, observations: int, actions: int, policy: tuple, critic: tuple) -> None:
+    def __init__(
+        self, observations: int, actions: int, policy: tuple, critic: tuple, network: str
+    ) -> None:
         def body(inputs: int, sizes: tuple) -> list[nn.Module]:
+            if network == "residual":
+                first = nn.Linear(inputs, sizes[0])
+                return [first, *map(Block, sizes), nn.LayerNorm(sizes[0])]
             layers: list[nn.Module] = [nn.Linear(inputs, sizes[0]), nn.LayerNorm(sizes[0]), nn.Tanh()]
             for before, after in itertools.pairwise(sizes):
                 layers += [nn.Linear(before, after), nn.ELU()]
@@ -126,11 +145,12 @@ class Textbook:
 
 
 def config_for(size: tuple) -> RERPIConfig:
-    _, _, batch, policy, critic = size
+    _, _, batch, policy, critic, network = size
     # The learner also uses the CPU of the EnvRunner, which mostly waits for it.
     config = RERPIConfig().learners(num_gpus_per_learner=0).env_runners(num_env_runners=1)
     config.training(updates_per_env_step=1.0, compile_updates="at_start")
-    return config.training(policy_layers=policy, critic_layers=critic, train_batch_size=batch)
+    config.training(policy_layers=policy, critic_layers=critic, network=network)
+    return config.training(train_batch_size=batch)
 
 
 def spaces(size: tuple) -> tuple[gym.Space, gym.Space]:
@@ -194,9 +214,11 @@ def random_batch(size: tuple, updates: int = 1) -> dict[str, np.ndarray]:
 
 def _limit_seconds(size: tuple) -> float:
     """Return the time of all matrix products of an update at this machine's fastest rate for one."""
-    observations, actions, rows, policy, critic = size
+    observations, actions, rows, policy, critic, network = size
 
     def products(inputs: int, sizes: tuple, outputs: int) -> int:
+        if network == "residual":
+            return sizes[0] * (inputs + 4 * sum(sizes) + outputs)
         return sum(a * b for a, b in itertools.pairwise((inputs, *sizes, outputs)))
 
     def backward(inputs: int, sizes: tuple, outputs: int) -> int:
@@ -292,11 +314,11 @@ def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     with spawn.Pool(1) as textbook, spawn.Pool(1) as jax:
         for size in SIZES:
-            observations, actions, rows, policy, critic = size
+            observations, actions, rows, policy, critic, network = size
             times = _measure(size, textbook, jax)
             setting = (
                 f"{observations} + {actions} floats, batch {rows}, policy {policy}, critic {critic}, "
-                f"{THREADS} threads"
+                f"{network} networks, {THREADS} threads"
             )
             for peer, peer_name in PEERS.items():
                 ratio = times[peer] / times["core"]
