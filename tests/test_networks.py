@@ -663,7 +663,10 @@ def test_smoothed_targets():
     torch.testing.assert_close(
         variance, torch.full((5,), 0.5**2 * (0.75**2 + 1.0 / 12.0)), atol=2e-3, rtol=0
     )
-    # Beyond the range it is the last atom's, and what is not a number is not hidden.
+    # The ends of the range are not drawn inwards, which bootstrapping would add up.
+    ends = torch.tensor([-10.0, -9.9, 9.9, 10.0])
+    torch.testing.assert_close(head.encode(ends) @ head.atoms, ends, atol=1e-3, rtol=0)
+    # Beyond it targets are those at its end, and what is not a number is not hidden.
     torch.testing.assert_close(head.encode(torch.tensor([99.0])), head.encode(torch.tensor([10.0])))
     assert head.encode(torch.tensor([float("nan")])).isnan().any()
 
@@ -694,7 +697,8 @@ def test_normalized_returns_learn_the_same_whatever_the_unit_of_rewards(evaluati
             5, 3, policy={"layers": (16,)}, critic={"layers": (16,)}, clip_actions=True,
             normalize_returns=unit is not None, constraints=settings.constraints(),
         )  # fmt: skip
-        nets.set_return_scale(unit or 1.0)
+        if unit is not None:  # The networks themselves stay the same.
+            nets.return_scale.fill_(unit)
         torch.manual_seed(1)
         scaled = {**batch, "rewards": batch["rewards"] * (unit or 1.0)}
         loss, metrics = rerpi_loss(nets, scaled, settings)
@@ -703,11 +707,33 @@ def test_normalized_returns_learn_the_same_whatever_the_unit_of_rewards(evaluati
         powers = {"q_mean": 1, "temperature": 1, "critic_loss": 2}
         if fit == "value_gradient":
             assert "temperature" not in metrics
+            powers["policy_loss"] = 1
         metrics = {k: v / (unit or 1.0) ** powers.get(k, 0) for k, v in metrics.items()}
         found.append((gradients, metrics))
     for gradients, metrics in found[1:]:
         torch.testing.assert_close(gradients, found[0][0], rtol=1e-3, atol=1e-6)
         torch.testing.assert_close(metrics, found[0][1], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["scalar", "quantile", "categorical"])
+def test_another_scale_leaves_what_was_learned(kind):
+    torch.manual_seed(0)
+    critic = {"layers": (16,), "kind": kind, "num_critics": 2}
+    arguments = {"policy": {"layers": (16,)}, "critic": critic, "clip_actions": True}
+    nets = ActorCritic(5, 3, **arguments, normalize_returns=True)
+    observations, actions = torch.randn(7, 5), torch.randn(7, 3)
+    nets.set_return_scale(2.0)
+
+    def values():
+        networks = (nets.critic, nets.target_critic)
+        return [nets.to_reward_units(net(observations, actions)) for net in networks]
+
+    before = values()
+    nets.set_return_scale(60.0)
+    assert float(nets.return_scale) == 60.0
+    # Probabilities of returns in units of the scale cannot be multiplied.
+    factor = 30.0 if kind == "categorical" else 1.0
+    torch.testing.assert_close(values(), [factor * value for value in before])
 
 
 @pytest.mark.parametrize("policy", ["gaussian", "full_gaussian", "mixture", "categorical"])

@@ -6,6 +6,7 @@ import torch
 from conftest import resident_megabytes
 
 from rerpi_rllib import RERPIConfig
+from rerpi_rllib.algorithm.moments import ReturnScale
 from rerpi_rllib.algorithm.networks import model_settings
 from rerpi_rllib.algorithm.replay import ReplayBuffer
 from rerpi_rllib.core.losses import critic_targets
@@ -348,7 +349,7 @@ def test_the_scale_of_returns_is_that_of_all_discounted_sums():
     buffer = ReplayBuffer(50, 2, 1, num_lanes=2, gamma=0.9)
     assert buffer.returns.scale == 1.0
 
-    def add(episode, rewards, done):
+    def add(episode, rewards, done, terminated=True):
         size = len(rewards)
         buffer.add(
             episode,
@@ -356,7 +357,7 @@ def test_the_scale_of_returns_is_that_of_all_discounted_sums():
             actions=np.zeros((size, 1), np.float32),
             rewards=rewards,
             log_probs=np.zeros(size, np.float32),
-            terminated=False,
+            terminated=done and terminated,
             done=done,
         )
 
@@ -373,9 +374,21 @@ def test_the_scale_of_returns_is_that_of_all_discounted_sums():
     sums = np.concatenate([np.zeros(10), *map(_sums, (b, c, d))])
     expected = max(np.std(sums), np.abs(sums).max() / 5.0)
     assert buffer.returns.scale == pytest.approx(expected, rel=1e-6)
-    # One huge reward: no return is beyond five units.
+    # One huge reward: that is five units.
     add("e", np.array([1e6], np.float32), True)
     assert buffer.returns.scale == pytest.approx(2e5)
+
+
+def test_values_beyond_the_end_of_an_episode_that_was_cut_off_are_in_the_scale():
+    scales = {}
+    for truncated in (False, True):
+        returns = ReturnScale(0.99, 1)
+        returns.add(0, np.full(20, -1.0), continued=False, truncated=False)
+        returns.add(0, np.full(30, -1.0), continued=True, truncated=truncated)
+        scales[truncated] = returns.scale
+    # A reward of -1 for ever is a return of -100, of which 50 steps show 39.
+    assert scales[True] == pytest.approx(20.0)
+    assert scales[False] == pytest.approx(np.std(_sums(np.full(50, -1.0), 0.99)))
 
 
 @pytest.mark.parametrize("lanes", [1, 3])

@@ -293,7 +293,8 @@ class RERPIConfig(AlgorithmConfig):
                 by their standard deviation, inside the networks; the replay keeps them as they are.
             normalize_returns: let the critic work with rewards in units of the standard deviation of
                 the discounted returns gathered so far, or of a fifth of the largest one if that is
-                more; metrics stay in the units of the rewards.
+                more. Values, temperatures and the loss of a scalar critic are shown in the units of
+                the rewards; ``entropy_weight`` is then in the critic's.
             critic: what it learns: "scalar" (expected return), "categorical" (probabilities of
                 evenly spaced returns, two-hot targets), "hl_gauss" (the same with targets that are
                 spread over several of them) or "quantile".

@@ -101,13 +101,13 @@ class RERPITorchLearner(TorchLearner):
         timesteps: dict[str, Any] | None = None,
         minibatch_size: int,
         observation_moments: tuple[Array, Array] | None = None,
-        return_scale: float = 1.0,
+        return_scale: float | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Make one update for every ``minibatch_size`` rows of the batch, in order.
 
         ``observation_moments`` are mean and standard deviation of what the run has gathered so far,
-        and ``return_scale`` is the size of its returns.
+        and ``return_scale`` is the size of its returns; without them the known ones stay.
 
         What RLlib does around an update (metrics, schedules, iterators) is done once for all of
         them: at 256 rows it would otherwise cost a good part of the update itself.
@@ -121,7 +121,8 @@ class RERPITorchLearner(TorchLearner):
         module = self.module[DEFAULT_MODULE_ID].unwrapped()
         if observation_moments is not None:
             module.nets.set_observation_moments(*map(torch.from_numpy, observation_moments))
-        module.nets.set_return_scale(return_scale)
+        if return_scale is not None:
+            module.nets.set_return_scale(return_scale)
         means = run_updates(
             module.nets,
             module.settings,

@@ -56,7 +56,8 @@ class ReturnScale:
 
     These are the discounted sums of the rewards up to each step, which are known without waiting for
     the end of an episode. The scale is their standard deviation, or a fifth of the largest one if
-    that is more, so that no return is beyond :data:`LARGEST_RETURN` of these units.
+    that is more. Where an episode was cut off, values go on beyond it: if it had gone on in the same
+    way for ever, its sum would have been larger by the factor ``1 / (1 - gamma^length)``.
 
     Args:
         gamma: the discount.
@@ -66,18 +67,35 @@ class ReturnScale:
     def __init__(self, gamma: float, num_lanes: int) -> None:
         self._gamma = gamma
         self._sums = np.zeros(num_lanes)
+        self._lengths = np.zeros(num_lanes, np.int64)
         self._moments = Moments(1)
         self._largest = 0.0
 
-    def add(self, lane: int, rewards: Array, continued: bool) -> None:
-        """Add the rewards of a piece of an episode; ``continued`` if it is not the first one."""
-        total = self._sums[lane] if continued else 0.0
+    def add(self, lane: int, rewards: Array, *, continued: bool, truncated: bool) -> None:
+        """Add the rewards of a piece of an episode.
+
+        Args:
+            lane: the environment's number.
+            rewards: of at least one step.
+            continued: whether there was a piece before.
+            truncated: whether the episode was cut off after it.
+        """
+        total, length = (self._sums[lane], self._lengths[lane]) if continued else (0.0, 0)
         sums = np.empty((len(rewards), 1))
         for index, reward in enumerate(rewards.tolist()):
             sums[index] = total = self._gamma * total + reward
-        self._sums[lane] = total
+        self._sums[lane], self._lengths[lane] = total, length + len(rewards)
         self._moments.add(sums)
         self._largest = max(self._largest, float(np.abs(sums).max()))
+        if truncated and self._gamma < 1.0:
+            seen = 1.0 - self._gamma ** int(self._lengths[lane])
+            self._largest = max(self._largest, abs(total) / seen)
+
+    def for_lanes(self, num_lanes: int) -> ReturnScale:
+        """Return one for another number of environments, which begin new episodes."""
+        other = ReturnScale(self._gamma, num_lanes)
+        other._moments, other._largest = self._moments, self._largest
+        return other
 
     @property
     def scale(self) -> float:
@@ -88,8 +106,10 @@ class ReturnScale:
 
     def get_state(self) -> dict[str, Any]:
         moments = self._moments.get_state()
-        return {"sums": self._sums.copy(), "largest": self._largest, "moments": moments}
+        lanes = {"sums": self._sums.copy(), "lengths": self._lengths.copy()}
+        return {**lanes, "largest": self._largest, "moments": moments}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._sums, self._largest = state["sums"].copy(), state["largest"]
+        self._sums, self._lengths = state["sums"].copy(), state["lengths"].copy()
+        self._largest = state["largest"]
         self._moments.set_state(state["moments"])

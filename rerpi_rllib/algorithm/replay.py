@@ -147,7 +147,8 @@ class ReplayBuffer(Checkpointable):
             return
         self.moments.add(observations[episode_id in self._open :])
         lane, continued = self._lane_for(episode_id)
-        self.returns.add(lane, rewards, continued)
+        truncated = done and not terminated
+        self.returns.add(lane, rewards, continued=continued, truncated=truncated)
         keep = self._lane_rows - 1
         if length > keep:  # Only the newest part of an episode longer than the lane would remain.
             cut = length - keep
@@ -378,9 +379,7 @@ class ReplayBuffer(Checkpointable):
             for episode in other._episodes():
                 restored.add(**episode)
             restored.moments = other.moments
-            restored.returns.set_state(
-                {**other.returns.get_state(), "sums": np.zeros(len(restored._head))}
-            )
+            restored.returns = other.returns.for_lanes(len(restored._head))
             restored._rng.bit_generator.state = state["rng"]
         self.__dict__.update(restored.__dict__)
 

@@ -20,6 +20,7 @@ Aggregation = Literal["min", "mean"]
 
 _ROWS_AT_ONCE = 512
 _SMOOTHING = 0.75  # In distances between atoms.
+_ATOMS_BEYOND = 3
 
 
 class Head(nn.Module):
@@ -28,7 +29,8 @@ class Head(nn.Module):
     size: int
     # Whether targets are samples of the return instead of its expectation.
     learns_from_atoms = False
-    # Whether the loss is in squared units of the return.
+    # Whether outputs are in units of the return, and whether the loss is in squared ones.
+    outputs_values = False
     squares_errors = False
 
     @abstractmethod
@@ -49,7 +51,7 @@ class ScalarHead(Head):
     """The expected return itself, fitted by squared error, as in the paper."""
 
     size = 1
-    squares_errors = True
+    outputs_values = squares_errors = True
 
     def value(self, outputs: Tensor) -> Tensor:
         return outputs.squeeze(-1)
@@ -98,12 +100,19 @@ class SmoothedHead(CategoricalHead):
 
     Farebrother et al., 2024, Stop Regressing. The Gaussian's standard deviation is three quarters of
     the distance between two atoms, and each atom gets what lies nearer to it than to another one.
+    There are three more atoms beyond each end of the range: without them a target near an end would
+    be drawn inwards, and bootstrapping would add that up.
     """
 
+    def __init__(self, value_range: Sequence[float], num_atoms: int) -> None:
+        low, high = value_range
+        beyond = _ATOMS_BEYOND * (high - low) / (num_atoms - 1)
+        super().__init__((low - beyond, high + beyond), num_atoms + 2 * _ATOMS_BEYOND)
+
     def encode(self, targets: Tensor) -> Tensor:
-        low, high = self.atoms[0], self.atoms[-1]
-        distance = (high - low) / (self.size - 1)
-        position = (targets.clamp(low, high) - low) / distance
+        low, high = self.atoms[_ATOMS_BEYOND], self.atoms[-1 - _ATOMS_BEYOND]
+        distance = self.atoms[1] - self.atoms[0]
+        position = (targets.clamp(low, high) - self.atoms[0]) / distance
         edges = torch.arange(self.size + 1, dtype=targets.dtype, device=targets.device) - 0.5
         below = torch.special.ndtr((edges - position.unsqueeze(-1)) / _SMOOTHING)
         encoded: Tensor = below.diff(dim=-1) / (below[..., -1:] - below[..., :1])
@@ -114,6 +123,7 @@ class QuantileHead(Head):
     """Quantiles of the return at the midpoints of equal shares, fitted by the quantile Huber loss."""
 
     learns_from_atoms = True
+    outputs_values = True
     levels: Tensor
 
     def __init__(self, num_atoms: int) -> None:
@@ -175,7 +185,7 @@ class CriticNetwork(nn.Module):
         ):
             return self._from_first_layer(states, actions)
         # Most of an update's arithmetic is here, in the values of sampled actions [N, B, D].
-        if self._steps is not None and can_compute(states, actions):
+        if self._steps is not None and can_compute(states, actions, self.first_action):
             return sampled_values(states, actions, self.first_action, self._steps, self.output)
         # They are computed a few hundred rows at a time, so that activations stay in the CPU's cache.
         pieces, pieces_per_block = [], []
@@ -232,6 +242,15 @@ class Critic(nn.Module):
     def learns_from_atoms(self) -> bool:
         """Whether targets are samples of the return instead of its expectation."""
         return self.head.learns_from_atoms
+
+    @torch.no_grad()
+    def scale_values(self, factor: Tensor) -> None:
+        """Multiply all values by a factor, where the outputs are values and not probabilities."""
+        if self.head.outputs_values:
+            for network in self.networks:
+                assert isinstance(network, CriticNetwork)
+                for parameter in network.output.parameters():
+                    parameter.mul_(factor)
 
     def _outputs(self, observations: Tensor, actions: Tensor) -> list[Tensor]:
         if self.clip_actions:

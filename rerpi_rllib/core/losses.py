@@ -403,4 +403,5 @@ def _value_gradient_loss(
     loss = -q_values.mean() - settings.entropy_weight * online.entropy().mean()
     metrics = _moved(online, nets.target_policy(obs)) | online.metrics()
     q_mean = nets.to_reward_units(q_values.mean())
-    return {"policy": loss}, {**metrics, "policy_loss": loss, "q_mean": q_mean}
+    metrics = {**metrics, "policy_loss": nets.to_reward_units(loss), "q_mean": q_mean}
+    return {"policy": loss}, metrics

@@ -84,9 +84,16 @@ class ActorCritic(nn.Module):
 
     @torch.no_grad()
     def set_return_scale(self, scale: float) -> None:
-        """Let the critic work with rewards in units of ``scale``, if returns are normalized."""
-        if self.return_scale is not None:
-            self.return_scale.fill_(scale)
+        """Let the critic work with rewards in units of ``scale``, if returns are normalized.
+
+        What it has learned stays the same in units of the rewards, unless it learns probabilities.
+        """
+        if self.return_scale is None:
+            return
+        new = torch.full_like(self.return_scale, scale)
+        for critic in (self.critic, self.target_critic):
+            critic.scale_values(self.return_scale / new)
+        self.return_scale.copy_(new)
 
     def to_critic_units(self, rewards: Tensor) -> Tensor:
         """Convert rewards to the units in which the critic learns."""
