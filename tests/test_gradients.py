@@ -52,6 +52,11 @@ def test_compiled_updates_are_the_same(caplog):
     run_updates(nets, settings, columns, 24, optimizers=make_optimizers(nets), gradients=compiled)
 
 
+# What was compiled by an earlier run of the tests would not be observed.
+without_caches = torch.compiler.config.patch(force_disable_caches=True)
+
+
+@without_caches
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
 def test_compiled_products_by_onednn_are_the_same(monkeypatch, caplog):
     from rerpi_rllib.core.compiled_products import UseOneDNN, _product
@@ -64,8 +69,6 @@ def test_compiled_products_by_onednn_are_the_same(monkeypatch, caplog):
         graphs.append([node.target for node in graph.nodes])
 
     monkeypatch.setattr(UseOneDNN, "__call__", observed)
-    # What was compiled by an earlier run of the tests would not be observed.
-    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
     monkeypatch.setattr(layers, "_uses_onednn", True)
     torch.manual_seed(0)
     nets, settings = _family()
@@ -86,8 +89,28 @@ def test_compiled_products_by_onednn_are_the_same(monkeypatch, caplog):
 def test_compiled_updates_do_without_onednn(monkeypatch, caplog):
     monkeypatch.setattr(layers, "_uses_onednn", True)
     monkeypatch.setitem(sys.modules, "rerpi_rllib.core.compiled_products", None)
-    assert gradients_module._faster_products() == {}
+    assert gradients_module._faster_products(_batch(2)) == {}
     assert "multiply matrices with MKL" in caplog.text
+
+
+@without_caches
+@pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available() or not shutil.which("g++"), reason="nothing to compile"
+)
+def test_an_onednn_that_torch_does_not_know_is_left_out(monkeypatch, caplog):
+    from rerpi_rllib.core.compiled_products import UseOneDNN
+
+    def unknown(self, graph):
+        raise TypeError("another signature")
+
+    monkeypatch.setattr(UseOneDNN, "__call__", unknown)
+    monkeypatch.setattr(layers, "_uses_onednn", True)
+    nets, settings = _family()
+    (batch,) = prepare(nets, [_batch(64) | {PLAN: Plan()}], settings)
+    compiled = WhenCompiled(critic_gradients, "at_start")
+    compiled(nets, batch, settings, list(nets.critic.parameters()))
+    assert "multiply matrices with MKL" in caplog.text and "not compiled" not in caplog.text
+    assert compiled._function is not critic_gradients
 
 
 def test_what_cannot_be_compiled_stays_as_it_is(monkeypatch, caplog):
@@ -106,7 +129,7 @@ def test_what_cannot_be_compiled_stays_as_it_is(monkeypatch, caplog):
 def test_an_error_of_a_compiled_function_is_survived(monkeypatch, caplog):
     calls = []
 
-    def breaks(function, example):
+    def breaks(function, example, products):
         def call(*arguments):
             calls.append(function)
             if len(calls) > 2:
@@ -126,7 +149,7 @@ def test_the_learner_goes_on_while_a_thread_compiles(monkeypatch):
     monkeypatch.setattr(gradients_module, "_SECONDS_BEFORE_COMPILING", 0.0)
     may_compile, compiled, threads = threading.Event(), threading.Event(), []
 
-    def slow(function, example):
+    def slow(function, example, products):
         def call(*arguments):
             threads.append(threading.current_thread())
             if len(threads) == 1:
@@ -154,7 +177,7 @@ def test_the_learner_goes_on_while_a_thread_compiles(monkeypatch):
 def test_one_thread_compiles_at_a_time(monkeypatch):
     inside, most = [], []
 
-    def slow(function, example):
+    def slow(function, example, products):
         def call(*arguments):
             inside.append(function)
             most.append(len(inside))

@@ -5,12 +5,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 import torch
+from conftest import tiny_config
+from ray.rllib.core import DEFAULT_MODULE_ID
 from torch import nn
 
 from rerpi_rllib.algorithm import process
-from rerpi_rllib.core import sampled_values
+from rerpi_rllib.core import critics, sampled_values
 from rerpi_rllib.core.critics import Critic
 from rerpi_rllib.core.layers import ELU, Linear, NetworkSettings, ResidualBlock, Tanh
 from rerpi_rllib.core.threads import set_threads
@@ -42,11 +45,21 @@ def library(tmp_path_factory):
 
 def _both(library, critic, observations, actions):
     """Return the values by torch and by the compiled function."""
-    with torch.no_grad():
+    calls = []
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return sampled_values.sampled_values(*arguments)
+
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(critics, "sampled_values", counted)
         sampled_values.use_library(None)
         expected = critic(observations, actions)
+        assert not calls
         sampled_values.use_library(library)
-        return expected, critic(observations, actions)
+        found = critic(observations, actions)
+        assert len(calls) == len(critic.networks)
+        return expected, found
 
 
 def _critic(layers, network="paper", seed=0, **arguments):
@@ -132,12 +145,16 @@ def test_it_sees_changed_weights_and_a_copy_has_its_own(library):
 @needs_compiler
 def test_only_tensors_that_it_knows_are_given_to_it(library):
     sampled_values.use_library(library)
-    ok = torch.zeros(3)
-    assert sampled_values.can_compute(ok, ok)
-    assert not sampled_values.can_compute(ok.double(), ok.double())
-    assert not sampled_values.can_compute(ok, ok.to("meta"))
-    critic = _critic((8, 8)).double()
+    states, actions, first = torch.zeros(4, 8), torch.zeros(5, 4, 3), Linear(3, 8)
+    assert sampled_values.can_compute(states, actions, first)
+    assert not sampled_values.can_compute(states.double(), actions.double(), first)
+    assert not sampled_values.can_compute(states, actions.to("meta"), first)
+    critic = _critic((8, 8))
     with torch.no_grad():
+        for shape in ((4, 5, 4), (4, 5, 2), (4, 10, 3), (4, 3, 3)):
+            with pytest.raises(RuntimeError):
+                critic(torch.randn(5, 7), torch.randn(*shape))
+        critic.double()
         assert critic(torch.randn(2, 7).double(), torch.randn(4, 2, 3).double()).dtype == torch.double
 
 
@@ -189,8 +206,36 @@ def test_it_agrees_with_narrower_registers(tmp_path, architecture):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("num_gpus", [0, 1])
 @needs_compiler
-def test_a_learner_compiles_it_once():
-    assert process.compile_sampled_values()
-    assert process.compile_sampled_values.cache_info().currsize == 1
-    assert sampled_values.can_compute(torch.zeros(3), torch.zeros(3))
+def test_a_learner_on_a_cpu_compiles_it_once(monkeypatch, num_gpus):
+    compiled = []
+    monkeypatch.setattr(process, "use_library", compiled.append)
+    for _ in range(2):
+        process.set_up_learning(tiny_config().learners(num_gpus_per_learner=num_gpus))
+    assert len(compiled) == (num_gpus == 0)
+
+
+@needs_compiler
+def test_a_learner_uses_it(monkeypatch):
+    calls = []
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return sampled_values.sampled_values(*arguments)
+
+    monkeypatch.setattr(critics, "sampled_values", counted)
+    config = tiny_config().learners(num_gpus_per_learner=0)
+    observations, actions = gym.spaces.Box(-1.0, 1.0, (3,)), gym.spaces.Box(-1.0, 1.0, (2,))
+    learner = config.build_learner(spaces={DEFAULT_MODULE_ID: (observations, actions)})
+    nets = learner.module[DEFAULT_MODULE_ID].unwrapped().nets
+    with torch.no_grad():
+        nets.target_critic(torch.randn(4, 3), torch.randn(5, 4, 2))
+    assert calls
+
+
+def test_a_temporary_directory_that_cannot_be_used_is_survived(monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path / "missing"))
+    process.compile_sampled_values.cache_clear()
+    assert not process.compile_sampled_values()
+    assert "updates on a CPU take longer" in caplog.text

@@ -308,7 +308,7 @@ def test_threads_are_those_of_the_machine_and_of_env_runners_that_wait(monkeypat
 def test_compiled_gradients_reach_the_updates(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        gradients_module, "_compiled", lambda function, example: asked.append(function) or function
+        gradients_module, "_compiled", lambda function, *_: asked.append(function) or function
     )
     _train(_learner(num_env_runners=0))
     assert asked == []

@@ -24,6 +24,8 @@ from rerpi_rllib.core.threads import set_threads
 
 logger = logging.getLogger(__name__)
 
+_SECONDS_TO_COMPILE = 60.0  # It takes one.
+
 
 def set_up_learning(config: AlgorithmConfig) -> int:
     """Set up how this process computes, and return the number of its threads."""
@@ -31,7 +33,8 @@ def set_up_learning(config: AlgorithmConfig) -> int:
     set_threads(threads)
     keep_freed_memory()
     choose_fastest()
-    compile_sampled_values()
+    if config.num_gpus_per_learner == 0:
+        compile_sampled_values()
     return threads
 
 
@@ -48,21 +51,25 @@ def compile_sampled_values() -> bool:
     if compiler is None:
         logger.warning("There is no C++ compiler, so that updates on a CPU take longer.")
         return False
-    with tempfile.TemporaryDirectory() as directory:
-        library = str(Path(directory) / "sampled_values.so")
-        options = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-o", library]
-        try:
-            subprocess.run([compiler, *options, source], check=True, capture_output=True, text=True)
-            use_library(library)
-        except (OSError, subprocess.CalledProcessError) as reason:
-            message = getattr(reason, "stderr", None) or str(reason)
-            logger.warning(
-                "%s cannot compile %s, so that updates on a CPU take longer: %s",
-                compiler,
-                source.name,
-                message.strip().partition("\n")[0],
+    try:
+        # Some file systems keep a file that is in use.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+            library = str(Path(directory) / "sampled_values.so")
+            command = [compiler, "-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"]
+            command += ["-o", library, str(source)]
+            subprocess.run(
+                command, check=True, capture_output=True, text=True, timeout=_SECONDS_TO_COMPILE
             )
-            return False
+            use_library(library)
+    except (OSError, subprocess.SubprocessError) as reason:
+        message = getattr(reason, "stderr", None) or str(reason)
+        logger.warning(
+            "%s cannot compile %s, so that updates on a CPU take longer: %s",
+            compiler,
+            source.name,
+            message.strip().partition("\n")[0],
+        )
+        return False
     return True
 
 

@@ -77,7 +77,8 @@ def train(
         Optional[Path], typer.Option(help="Go on from the newest checkpoint of a run.")
     ] = None,
     preset: Annotated[
-        Optional[str], typer.Option(help="A named set of settings: compact (no GPU needed) or strong.")
+        Optional[str],
+        typer.Option(help="A named set of settings: compact (no GPU needed) or strong."),
     ] = None,
     api_stack: Annotated[
         Optional[str], typer.Option(help="RLlib's API stack: new (the default) or old.")

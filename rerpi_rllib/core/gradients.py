@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, Literal
@@ -101,8 +101,9 @@ class WhenCompiled:
             # Without this setting, which is the process's, torch.compile refuses functions that
             # compute gradients.
             with _one_compiles, torch._dynamo.config.patch(trace_autograd_ops=True):
-                function = _compiled(self._eager, batch)
-                function(nets, batch, settings, parameters)
+                function = self._first_call(
+                    _faster_products(batch), nets, batch, settings, parameters
+                )
         except Exception as reason:
             self._warn("not compiled", reason)
             return
@@ -110,10 +111,29 @@ class WhenCompiled:
         name = self._eager.__name__
         logger.info("%s was compiled in %.0f s.", name, time.monotonic() - started)
 
+    def _first_call(self, products: dict[str, Any], *arguments: Any) -> GradientFunction:
+        """Compile with the option for products, or without it where torch does not take it."""
+        function = _compiled(self._eager, arguments[1], products)
+        try:
+            function(*arguments)
+        except Exception as reason:
+            if not products:
+                raise
+            _warn_of_slower_products(reason)
+            return self._first_call({}, *arguments)
+        return function
+
     def _warn(self, what: str, reason: Exception) -> None:
-        first_line = str(reason).strip().partition("\n")[0]
         name = self._eager.__name__
-        logger.warning("%s is %s, which makes updates slower: %s", name, what, first_line)
+        logger.warning("%s is %s, which makes updates slower: %s", name, what, _first_line(reason))
+
+
+def _first_line(reason: Exception) -> str:
+    return str(reason).strip().partition("\n")[0]
+
+
+def _warn_of_slower_products(reason: Exception) -> None:
+    logger.warning("Compiled updates multiply matrices with MKL: %s", _first_line(reason))
 
 
 @dataclass(frozen=True)
@@ -128,26 +148,34 @@ class Gradients:
         return cls(WhenCompiled(critic_gradients, when), WhenCompiled(policy_gradients, when))
 
 
-def _faster_products() -> dict[str, Any]:
+def _faster_products(example: Batch) -> dict[str, Any]:
     """Return the option that lets compiled functions use oneDNN, if that is faster here."""
-    if not layers.uses_onednn():
+    if not layers.uses_onednn() or example["rewards"].device.type != "cpu":
         return {}
     try:
         from rerpi_rllib.core.compiled_products import UseOneDNN
     except (ImportError, AttributeError) as reason:  # They are torch's private names.
-        logger.warning("Compiled updates multiply matrices with MKL: %s", reason)
+        _warn_of_slower_products(reason)
         return {}
     return {"post_grad_custom_post_pass": UseOneDNN()}
 
 
-def _compiled(function: GradientFunction, example: Batch) -> GradientFunction:
+def _compiled(
+    function: GradientFunction, example: Batch, products: Mapping[str, Any]
+) -> GradientFunction:
     """Return a version of the function that is compiled in its first call.
 
     It is for the same networks and settings, and for batches with the layout of the example. Batches
     of another size go to the function itself; other differences of layout raise an error.
+
+    Args:
+        function: computes the gradients.
+        example: a batch.
+        products: the option of :func:`_faster_products`.
     """
     rows = len(example["rewards"])
     options: dict[str, Any] = {
+        **products,
         "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
         # The same random numbers as without compilation.
         "fallback_random": True,
@@ -156,8 +184,6 @@ def _compiled(function: GradientFunction, example: Batch) -> GradientFunction:
         # By the exponential, which is vectorised better.
         "cpp.use_decompose_tanh": True,
     }
-    if example["rewards"].device.type == "cpu":
-        options |= _faster_products()
     # Torch keeps what it has compiled with the code of a function, for all who call that.
     own = FunctionType(function.__code__.replace(), function.__globals__)
     fast: GradientFunction = torch.compile(own, fullgraph=True, dynamic=False, options=options)

@@ -71,12 +71,16 @@ def steps_of(body: nn.Sequential) -> _Steps | None:
     return steps
 
 
-def can_compute(states: Tensor, actions: Tensor) -> bool:
-    """Tell whether there is a function for tensors like these."""
+def can_compute(states: Tensor, actions: Tensor, first: Linear) -> bool:
+    """Tell whether there is a function for tensors like these; see :func:`sampled_values`.
+
+    What torch would refuse, or repeat to make shapes fit, is left to torch.
+    """
     return (
         _library is not None
         and actions.device.type == "cpu"
         and states.dtype == actions.dtype == torch.float32
+        and actions.shape[-2:] == (len(states), first.in_features)
     )
 
 
@@ -106,10 +110,10 @@ def sampled_values(
     widest = max(hidden, *(step.outputs for step in packed))
     of_actions, weight = _pad(first.weight.t(), panel), _pad(output.weight, panel)
     size = len(weight)
-    outcome = torch.empty(len(rows), size)
+    outcome = states.new_empty(len(rows), size)
 
     def compute(begin: int, end: int) -> None:
-        scratch = torch.zeros(library.scratch_size(widest))
+        scratch = states.new_zeros(library.scratch_size(widest))
         library.values(
             *(states.data_ptr(), batch, hidden, rows.data_ptr(), rows.shape[1]),
             *(of_actions.data_ptr(), packed, len(packed), widest, weight.data_ptr()),
