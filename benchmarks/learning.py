@@ -9,7 +9,8 @@ python benchmarks/learning.py run [--jobs 2] [--only METHOD ...] [--tasks TASK .
     makes the runs of the plan that have no CSV in results/frontier yet, in runs/frontier; it can be
     interrupted at any time, and the same command resumes it
 python benchmarks/learning.py speed
-    measures the environment steps per second of each method, in turn; leave the machine idle
+    measures the environment steps per second of each method of the family, in turn; leave the machine
+    idle
 python benchmarks/learning.py table
     writes the figure and the table of the family's runs that have a CSV; for the frontier there is
     published.py
@@ -17,8 +18,9 @@ python benchmarks/learning.py compare BEFORE AFTER [--only METHOD ...]
     writes a figure and a table of the runs (method, task and seed) that both directories have into
     AFTER
 
-The first three take --results DIR instead of results/frontier. A directory with another name NAME
-starts a new set of runs, in runs/NAME; its plan is the family's.
+The first three take --results DIR, instead of results/frontier for `run` and of results/learning for
+the other two. A directory with another name NAME is a new set of runs, in runs/NAME; its plan is the
+family's.
 
 stable-baselines3 is needed for its SAC: pip install -c constraints.txt -e '.[benchmark]'
 """
@@ -89,7 +91,11 @@ Runs = dict[tuple[str, str], dict[int, pd.DataFrame]]
 
 def plan(results: Path) -> list[tuple[str, str, int]]:
     """Return method, task and seed of every run, the most informative ones first."""
-    return _frontier_plan() if results.name == "frontier" else _family_plan()
+    return _frontier_plan() if is_frontier(results) else _family_plan()
+
+
+def is_frontier(results: Path) -> bool:
+    return results.name == "frontier"
 
 
 def _frontier_plan() -> list[tuple[str, str, int]]:
@@ -117,7 +123,7 @@ def budget(results: Path, method: str, task: str) -> int:
     """Return the environment steps of a run."""
     if method == "RLlib-SAC":
         return RLLIB_SAC_STEPS
-    if results.name != "frontier":
+    if not is_frontier(results):
         return {"pendulum": 20_000, "cheetah-run": 150_000}.get(task, 100_000)
     return 100_000
 
@@ -141,7 +147,7 @@ def run_one(method: str, task: str, seed: int, results: Path) -> None:
         _rllib_sac(directory, TASKS[task], seed, budget(results, method, task))
     else:
         arguments = list(METHODS[method] or ())
-        if results.name != "frontier":
+        if not is_frontier(results):
             for key, value in common.FIRST_COMPACT.items():
                 arguments += ["--set", f"{key}={json.dumps(value)}"]
         _own(directory, arguments, TASKS[task], seed, budget(results, method, task))
@@ -273,8 +279,9 @@ def measure_speeds(results: Path) -> None:
     same processor can only slow a method down.
     """
     torch.set_num_threads(1)
-    rounds = [{method: _speed(method) for method in METHODS} for _ in range(2)]
-    speeds = {method: max(measured[method] for measured in rounds) for method in METHODS}
+    methods = dict.fromkeys(method for method, _, _ in _family_plan())
+    rounds = [{method: _speed(method) for method in methods} for _ in range(2)]
+    speeds = {method: max(measured[method] for measured in rounds) for method in methods}
     results.mkdir(parents=True, exist_ok=True)
     (results / SPEEDS).write_text(json.dumps(speeds, indent=1) + "\n")
     for method, speed in speeds.items():
@@ -299,7 +306,7 @@ def _speed(method: str) -> float:
         _, name, _, preset, *options = METHODS[method] or []
         config = getattr(get_trainable_cls(name).get_default_config(), preset)()
         settings = dict(option.split("=") for option in options[1::2])
-        settings["compile_updates"] = "at_start"
+        settings |= {"compile_updates": "at_start", **common.FIRST_COMPACT}
         config.training(**settings, num_steps_sampled_before_learning_starts=300)
         steps = 1_000
     config.environment(env_id).env_runners(num_env_runners=0).learners(num_gpus_per_learner=0)
@@ -326,6 +333,8 @@ def read_runs(results: Path) -> Runs:
 
 
 def write_table(results: Path) -> None:
+    if is_frontier(results):
+        sys.exit(f"The table of {results} is written by benchmarks/published.py.")
     runs = read_runs(results)
     if not runs:
         sys.exit(f"{results} has no CSV of a run of the plan.")
@@ -511,8 +520,10 @@ def main() -> None:
     one.add_argument("method", choices=METHODS)
     one.add_argument("task", choices=TASKS)
     one.add_argument("seed", type=int)
-    for command in (run, one, commands.add_parser("speed"), commands.add_parser("table")):
+    for command in (run, one):
         command.add_argument("--results", type=Path, default=Path("results/frontier"))
+    for command in (commands.add_parser("speed"), commands.add_parser("table")):
+        command.add_argument("--results", type=Path, default=Path("results/learning"))
     comparison = commands.add_parser("compare")
     comparison.add_argument("before", type=Path)
     comparison.add_argument("after", type=Path)
