@@ -18,7 +18,7 @@ import update
 
 from rerpi_rllib.algorithm.process import keep_freed_memory
 from rerpi_rllib.core.optimizers import make_optimizers
-from rerpi_rllib.core.threads import one_torch_thread_each, set_threads
+from rerpi_rllib.core.threads import Crew, set_threads
 from rerpi_rllib.core.updates import run_updates
 
 ROUNDS = 5
@@ -46,7 +46,7 @@ def _updates(
     nets, settings = update.networks(size, config.environment("Pendulum-v1"))
     how = {
         "optimizers": make_optimizers(nets),
-        "policy_thread": one_torch_thread_each(1) if apart else None,
+        "crew": Crew() if apart else None,
         "ahead": ahead,
     }
     batch = update.random_batch(size, _calls(size))

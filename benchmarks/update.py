@@ -40,7 +40,7 @@ from rerpi_rllib.core.layers import _onednn_product, choose_fastest
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.optimizers import make_optimizers
 from rerpi_rllib.core.settings import LearningSettings
-from rerpi_rllib.core.threads import one_torch_thread_each, set_threads
+from rerpi_rllib.core.threads import Crew, set_threads
 from rerpi_rllib.core.updates import run_updates
 
 # Observations, action dimensions, batch, policy layers, critic layers, kind of network. The residual
@@ -173,7 +173,7 @@ def core(size: tuple, num_actions: int = ACTIONS) -> Callable[[dict[str, np.ndar
     how = {
         "optimizers": make_optimizers(nets),
         "gradients": Gradients.when_compiled("at_start"),
-        "policy_thread": one_torch_thread_each(1),
+        "crew": Crew(),
     }
 
     def update(batch: dict[str, np.ndarray]) -> None:

@@ -104,7 +104,7 @@ def _train(learner: RERPITorchLearner) -> dict[str, torch.Tensor]:
 
 
 def _steps_side_by_side(learner: RERPITorchLearner) -> bool:
-    return learner._how_to_step(learner.config).get("policy_thread") is not None
+    return learner._how_to_step(learner.config).get("crew") is not None
 
 
 def _leaves_steps_to_rllib(learner: RERPITorchLearner) -> bool:
@@ -192,13 +192,15 @@ def _settings(target_update_period, policy_update_period, schedule="late"):
     return LearningSettings.from_mapping(vars(RERPIConfig()) | periods)
 
 
-def _run_side_by_side(monkeypatch, thread, nets, settings, rows, critic_step, policy_step):
+def _run_side_by_side(
+    monkeypatch, crew, nets, settings, rows, critic_step, policy_step, prepares=True
+):
     """Make updates of one row each, with the given functions as the steps."""
     monkeypatch.setattr(updates_module, "critic_step", lambda nets, batch, *_: critic_step(batch))
     monkeypatch.setattr(updates_module, "policy_step", lambda nets, batch, *_: policy_step(batch))
-    for name in ("prepare_critic", "prepare_policy"):
+    for name in ("prepare_critic", "prepare_policy") if prepares else ():
         monkeypatch.setattr(updates_module, name, lambda nets, batches, settings: batches)
-    how = {"optimizers": {}, "policy_thread": thread}
+    how = {"optimizers": {}, "crew": crew}
     return run_updates(nets, settings, {"rewards": torch.zeros(rows)}, 1, **how)
 
 
@@ -217,9 +219,8 @@ def test_targets_are_copied_when_the_policy_is_through(monkeypatch):
         seen.append(("policy", nets.copies))
         return {"kl_mu": torch.tensor(float(len(seen)))}
 
-    thread = threads_module.one_torch_thread_each(1)
     steps = (critic_step, policy_step)
-    means = _run_side_by_side(monkeypatch, thread, nets, _settings(4, 2), 8, *steps)
+    means = _run_side_by_side(monkeypatch, threads_module.Crew(), nets, _settings(4, 2), 8, *steps)
     assert sorted(seen) == [
         *[("critic", 0)] * 4,
         *[("critic", 1)] * 4,
@@ -253,6 +254,39 @@ def test_what_is_prepared_together_has_no_copy_in_between(monkeypatch):
     assert int(nets.num_updates) == 11
 
 
+def test_the_next_block_is_prepared_beside_the_steps_of_one(monkeypatch):
+    monkeypatch.setattr(updates_module, "_STEPS_PREPARED_AT_ONCE", 2)
+    prepared = {"critic": threading.Semaphore(0), "policy": threading.Semaphore(0)}
+    most, nets = [], _Nets()
+    unused = {"critic": 0, "policy": 0}
+
+    def prepare(who):
+        def prepare_block(nets, batches, settings):
+            unused[who] += len(batches)
+            most.append(unused[who])
+            for _ in batches:
+                prepared[who].release()
+            return batches
+
+        return prepare_block
+
+    def step(who):
+        def take(batch):
+            assert prepared[who].acquire(timeout=30)
+            unused[who] -= 1
+            return {}
+
+        return take
+
+    how = (nets, _settings(1000, 1), 12, step("critic"), step("policy"))
+    monkeypatch.setattr(updates_module, "_means", lambda logged, number: {})
+    for name, who in (("prepare_critic", "critic"), ("prepare_policy", "policy")):
+        monkeypatch.setattr(updates_module, name, prepare(who))
+    _run_side_by_side(monkeypatch, threads_module.Crew(), *how, prepares=False)
+    assert unused == {"critic": 0, "policy": 0} and int(nets.num_updates) == 12
+    assert max(most) <= 4  # The block in use and the one after it.
+
+
 @pytest.mark.parametrize("period,expected", [(1, 8), (2, 4), (3, 2), (4, 2), (8, 2)])
 def test_multipliers_learn_late_in_every_period(period, expected):
     moved = {}
@@ -284,12 +318,12 @@ def test_nothing_goes_on_after_an_error(monkeypatch, who):
             raise ArithmeticError(who)
         return {}
 
-    nets, thread = _Nets(), threads_module.one_torch_thread_each(1)
+    nets, crew = _Nets(), threads_module.Crew()
     steps = (critic_step, policy_step)
     with pytest.raises(ArithmeticError, match=who):
-        _run_side_by_side(monkeypatch, thread, nets, _settings(1000, 1), 100, *steps)
+        _run_side_by_side(monkeypatch, crew, nets, _settings(1000, 1), 100, *steps)
     before = len(improved)
-    thread.submit(lambda: None).result()  # This runs after whatever still waits there.
+    crew.policy.submit(lambda: None).result()  # This runs after whatever still waits there.
     assert len(improved) == before and nets.copies == 0
 
 

@@ -17,7 +17,7 @@ from rerpi_rllib.algorithm.process import make_gradients, set_up_learning
 from rerpi_rllib.algorithm.rl_module import METRICS, TOTAL_LOSS, RERPITorchRLModule
 from rerpi_rllib.core.losses import Batch, Metrics
 from rerpi_rllib.core.optimizers import make_optimizers
-from rerpi_rllib.core.threads import one_torch_thread_each
+from rerpi_rllib.core.threads import Crew
 from rerpi_rllib.core.updates import run_updates
 
 
@@ -31,7 +31,7 @@ class RERPITorchLearner(TorchLearner):
     @override(TorchLearner)
     def build(self) -> None:
         self._threads = set_up_learning(self.config)
-        self._policy_thread = one_torch_thread_each(1)
+        self._crew = Crew()
         super().build()
         self._gradients = make_gradients(vars(self.config), self._device)
 
@@ -56,7 +56,7 @@ class RERPITorchLearner(TorchLearner):
         return {
             "optimizers": dict(self.get_optimizers_for_module(DEFAULT_MODULE_ID)),
             "gradients": self._gradients,
-            "policy_thread": self._policy_thread if side_by_side else None,
+            "crew": self._crew if side_by_side else None,
         }
 
     def _rllib_step(self, minibatch: Batch) -> Metrics:

@@ -6,6 +6,8 @@ much as it gains.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TypeVar
@@ -15,11 +17,36 @@ import torch
 _Result = TypeVar("_Result")
 _helpers: ThreadPoolExecutor | None = None
 _num_threads = 1
+_NICENESS = 4  # Ray's workers have 15, and 19 is the most.
 
 
-def one_torch_thread_each(threads: int) -> ThreadPoolExecutor:
-    """Make a pool whose threads start when they are first needed."""
-    return ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+def one_torch_thread_each(threads: int, *, yields: bool = False) -> ThreadPoolExecutor:
+    """Make a pool whose threads start when they are first needed.
+
+    Args:
+        threads: their number.
+        yields: whether they leave the processor to other threads of the process that want it, where
+            threads have priorities of their own.
+    """
+
+    def set_up() -> None:
+        torch.set_num_threads(1)
+        if yields and sys.platform == "linux":
+            os.nice(_NICENESS)
+
+    return ThreadPoolExecutor(threads, initializer=set_up)
+
+
+class Crew:
+    """Two threads that work beside the one that takes the critic's steps.
+
+    The steps of critic and policy are two chains, each as long as its time on one core. What is
+    prepared for later steps can be shared among threads, and fills the gaps that the chains leave.
+    """
+
+    def __init__(self) -> None:
+        self.policy = one_torch_thread_each(1)
+        self.preparation = one_torch_thread_each(1, yields=True)
 
 
 def set_threads(threads: int) -> None:
@@ -27,7 +54,7 @@ def set_threads(threads: int) -> None:
     global _helpers, _num_threads
     torch.set_num_threads(1)
     if threads != _num_threads:
-        _helpers = one_torch_thread_each(threads - 1) if threads > 1 else None
+        _helpers = one_torch_thread_each(threads - 1, yields=True) if threads > 1 else None
         _num_threads = threads
 
 

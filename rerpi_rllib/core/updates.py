@@ -7,9 +7,13 @@ of functions that are known, which have no critic to learn, take the steps of :f
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, wait
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -26,6 +30,7 @@ from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.optimizers import Optimizers
 from rerpi_rllib.core.plan import plan_update
 from rerpi_rllib.core.settings import LearningSettings, all_parts
+from rerpi_rllib.core.threads import Crew
 
 # Does all of an update but the copies, given the batch with its plan, and returns the metrics.
 Step = Callable[[Batch], Metrics]
@@ -95,7 +100,7 @@ def run_updates(
     *,
     optimizers: Optimizers | None = None,
     gradients: Gradients | None = None,
-    policy_thread: Executor | None = None,
+    crew: Crew | None = None,
     step: Step | None = None,
     ahead: bool = True,
 ) -> dict[str, float]:
@@ -107,8 +112,9 @@ def run_updates(
         minibatch_size: rows of one update.
         optimizers: of :func:`make_optimizers`, which take the steps.
         gradients: what computes the gradients of these steps, if they are to be compiled.
-        policy_thread: does Steps 2 and 3 beside Step 1. Between two target copies neither depends on
-            the other, except with value gradients, where it must not be given.
+        crew: does Steps 2 and 3 beside Step 1, and evaluates the target networks for the next updates
+            beside both. Between two target copies neither depends on the other, except with value
+            gradients, where it must not be given.
         step: takes the steps in place of ``optimizers``.
         ahead: whether to evaluate the target networks for several updates at once. Otherwise the
             losses of each update do.
@@ -117,59 +123,102 @@ def run_updates(
         The mean of each metric over the updates.
     """
     logged: dict[str, list[Tensor]] = defaultdict(list)
-    improving: list[Future[Metrics]] = []
     gradients = gradients or Gradients()
 
     def log(metrics: Metrics) -> None:
         for name, value in metrics.items():
             logged[name].append(value)
 
-    def wait_for_policy() -> None:
-        while improving:
-            log(improving.pop(0).result())
+    def count(metrics: Metrics) -> None:
+        log(metrics)
+        nets.num_updates += 1
 
-    def own_steps(block: Sequence[Batch]) -> Iterator[Metrics]:
+    def own_step(batch: Batch) -> Metrics:
         assert optimizers is not None
-        if policy_thread is None:
-            for batch in prepare(nets, block, settings):
-                metrics: Metrics = {}
-                if batch[PLAN].improve_policy:
-                    # First, since value gradients are those of the critic before its step.
-                    metrics = policy_step(nets, batch, settings, optimizers, gradients.policy)
-                yield metrics | critic_step(nets, batch, settings, optimizers, gradients.critic)
-            return
-        improved = [batch for batch in block if batch[PLAN].improve_policy]
-        steps = (
-            policy_step(nets, batch, settings, optimizers, gradients.policy)
-            for batch in _once_needed(lambda: prepare_policy(nets, improved, settings))
-        )
-        improving.extend(policy_thread.submit(next, steps) for _ in improved)
-        for batch in prepare_critic(nets, block, settings):
-            yield critic_step(nets, batch, settings, optimizers, gradients.critic)
+        metrics: Metrics = {}
+        if batch[PLAN].improve_policy:
+            # First, since value gradients are those of the critic before its step.
+            metrics = policy_step(nets, batch, settings, optimizers, gradients.policy)
+        return metrics | critic_step(nets, batch, settings, optimizers, gradients.critic)
 
-    def others_steps(block: Sequence[Batch]) -> Iterator[Metrics]:
-        assert step is not None
-        yield from map(step, prepare(nets, block, settings) if ahead else block)
+    def side_by_side(blocks: Sequence[Sequence[Batch]], crew: Crew) -> None:
+        """Make the updates of blocks between which no copy is made."""
+        assert optimizers is not None
+        improved = [[batch for batch in block if batch[PLAN].improve_policy] for block in blocks]
+        stopped = threading.Event()
 
-    blocks = _blocks(columns, minibatch_size, int(nets.num_updates), settings)
-    try:
-        for block in blocks:
-            for metrics in own_steps(block) if step is None else others_steps(block):
+        def improve(blocks: Iterator[Sequence[Batch]]) -> list[Metrics]:
+            return [
+                policy_step(nets, batch, settings, optimizers, gradients.policy)
+                for batch in chain.from_iterable(blocks)
+                if not stopped.is_set()
+            ]
+
+        with (
+            _prepared(crew, partial(prepare_critic, nets, settings=settings), blocks) as evaluating,
+            _prepared(crew, partial(prepare_policy, nets, settings=settings), improved) as improving,
+        ):
+            policy = crew.policy.submit(improve, improving)
+            try:
+                for batch in chain.from_iterable(evaluating):
+                    count(critic_step(nets, batch, settings, optimizers, gradients.critic))
+            except BaseException:  # After an error nothing keeps running.
+                stopped.set()
+                wait([policy])
+                raise
+            for metrics in policy.result():
                 log(metrics)
-                nets.num_updates += 1
-            if block[-1][PLAN].copy_targets:
-                wait_for_policy()
-                nets.update_targets()
-                _log_kls_at_copy(nets, logged)
-        wait_for_policy()
-    finally:  # After an error nothing keeps running.
-        wait([future for future in improving if not future.cancel()])
+
+    for blocks in _periods(_blocks(columns, minibatch_size, int(nets.num_updates), settings)):
+        if crew is not None and step is None:
+            side_by_side(blocks, crew)
+        else:
+            for block in blocks:
+                for batch in prepare(nets, block, settings) if ahead else block:
+                    count((step or own_step)(batch))
+        if blocks[-1][-1][PLAN].copy_targets:
+            nets.update_targets()
+            _log_kls_at_copy(nets, logged)
     return _means(logged, int(nets.num_updates))
 
 
-def _once_needed(make: Callable[[], Sequence[Batch]]) -> Iterator[Batch]:
-    """Yield what the function returns, calling it for the first one."""
-    yield from make()
+@contextmanager
+def _prepared(
+    crew: Crew,
+    prepare_block: Callable[[Sequence[Batch]], Sequence[Batch]],
+    blocks: Sequence[Sequence[Batch]],
+) -> Iterator[Iterator[Sequence[Batch]]]:
+    """Give an iterator over prepared blocks; each is prepared while the one before is in use."""
+    remaining = filter(None, blocks)
+    futures: deque[Future[Sequence[Batch]]] = deque()
+
+    def start_next() -> None:
+        for block in islice(remaining, 1):
+            futures.append(crew.preparation.submit(prepare_block, block))
+
+    def results() -> Iterator[Sequence[Batch]]:
+        while futures:
+            start_next()
+            yield futures[0].result()
+            futures.popleft()
+
+    start_next()
+    try:
+        yield results()
+    finally:
+        wait([future for future in futures if not future.cancel()])
+
+
+def _periods(blocks: Iterable[Sequence[Batch]]) -> Iterator[list[Sequence[Batch]]]:
+    """Group blocks that come one after the other without a copy of the targets in between."""
+    period: list[Sequence[Batch]] = []
+    for block in blocks:
+        period.append(block)
+        if block[-1][PLAN].copy_targets:
+            yield period
+            period = []
+    if period:
+        yield period
 
 
 def _blocks(
