@@ -40,8 +40,16 @@ class Counting(gym.Env):
         return self.count, 1.0, ended and self.terminates, ended and not self.terminates, {}
 
 
-def _runner(cls=RERPIEnvRunner, env=Counting, env_config=None, policy="gaussian", **env_runners):
+def _runner(
+    cls=RERPIEnvRunner,
+    env=Counting,
+    env_config=None,
+    policy="gaussian",
+    correlation=0.0,
+    **env_runners,
+):
     config = tiny_config(policy=policy).environment(env, env_config=env_config or {})
+    config.training(noise_correlation=correlation)
     config.env_runners(rollout_fragment_length=7, **env_runners)
     if isinstance(env, str):
         envs.register_with_tune(env)
@@ -65,6 +73,50 @@ def test_same_steps_as_rllib_s(explore, env, policy):
             )
         log_probs = [e.get_extra_model_outputs(Columns.ACTION_LOGP) for e in (ours, theirs)]
         np.testing.assert_allclose(*log_probs, rtol=1e-4)
+
+
+def _whitened(runner, episodes):
+    """Return the noise of the actions in fragments that follow each other, ``[T, D]``."""
+    noise = []
+    for episode in episodes:
+        observations = torch.from_numpy(episode.get_observations()[:-1])
+        policy = runner.module.nets.policy(observations)
+        actions = torch.from_numpy(episode.get_actions())
+        noise.append((actions - policy.mean) / policy.stddev)
+    return torch.cat(noise).detach()
+
+
+@pytest.mark.parametrize("cls", [RERPIEnvRunner, SingleAgentEnvRunner])
+@pytest.mark.parametrize("correlation", [0.0, 0.8])
+def test_exploration_noise_is_as_similar_from_step_to_step_as_wanted(cls, correlation):
+    runner = _runner(cls, correlation=correlation)
+    noise = _whitened(runner, runner.sample(num_timesteps=4_000, explore=True))
+    assert len(noise) == 4_000
+    torch.testing.assert_close(noise.std(dim=0), torch.ones(2), atol=0.1, rtol=0)
+    # It goes on from one episode of five steps to the next.
+    similar = (noise[1:] * noise[:-1]).mean(dim=0) / noise.square().mean(dim=0)
+    torch.testing.assert_close(similar, torch.full((2,), correlation), atol=0.07, rtol=0)
+    greedy = _whitened(runner, runner.sample(num_timesteps=10, explore=False))
+    torch.testing.assert_close(greedy, torch.zeros_like(greedy), atol=1e-5, rtol=0)
+
+
+def test_each_environment_has_noise_of_its_own():
+    runner = _runner(correlation=0.9, num_envs_per_env_runner=2)
+    first, second = (
+        _whitened(
+            runner, [episode for episode in runner.sample(num_timesteps=2_000, explore=True)][i::2]
+        )
+        for i in (0, 1)
+    )
+    size = min(len(first), len(second))
+    together = (first[:size] * second[:size]).mean() / first.square().mean()
+    assert abs(float(together)) < 0.3
+
+
+def test_noise_is_no_part_of_the_weights():
+    runner, other = _runner(correlation=0.9), _runner()
+    runner.sample(num_timesteps=10, explore=True)
+    assert runner.module.state_dict().keys() == other.module.state_dict().keys()
 
 
 def test_new_weights_act_at_once():

@@ -202,6 +202,13 @@ def test_actions_with_and_without_exploration(build):
     np.testing.assert_allclose(single, greedy[0], rtol=1e-5)
 
 
+def test_exploration_noise_that_is_similar_from_step_to_step(build):
+    policy = build(old(tiny_config(noise_correlation=0.9))).get_policy()
+    observations = np.zeros((1, 3), np.float32)
+    actions = np.array([policy.compute_actions(observations, explore=True)[0][0] for _ in range(500)])
+    assert np.corrcoef(actions[1:, 0], actions[:-1, 0])[0, 1] > 0.7
+
+
 def test_checkpoints_weights_and_export(build, tmp_path):
     config = old(tiny_config())
     algo = build(config)

@@ -75,6 +75,9 @@ Nonnegative: TypeAlias = Annotated[float, Check(_is_nonnegative, "a number of at
 Fraction: TypeAlias = Annotated[
     float, Check(lambda v: is_number(v) and 0 <= v <= 1, "a number from 0 to 1")
 ]
+Correlation: TypeAlias = Annotated[
+    float, Check(lambda v: is_number(v) and 0 <= v < 1, "a number from 0 to below 1")
+]
 Penalty: TypeAlias = Annotated[
     float | None,
     Check(lambda v: v is None or _is_positive(v), "a number above 0, or None for no penalty"),

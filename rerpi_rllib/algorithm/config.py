@@ -136,6 +136,7 @@ class RERPIConfig(AlgorithmConfig):
         self.critic_layers: Sequence[int] = (500, 500, 500)
         self.covariance_layers: Sequence[int] | None = (64, 64)
         self.initial_stddev = 0.5
+        self.noise_correlation = 0.0
         self.lr = 3e-4
         self.dual_lr = 1e-2
         # Replay, and how fast to learn from it.
@@ -256,6 +257,7 @@ class RERPIConfig(AlgorithmConfig):
         critic_layers: checks.Layers = NotProvided,
         covariance_layers: checks.OptionalLayers = NotProvided,
         initial_stddev: checks.Positive = NotProvided,
+        noise_correlation: checks.Correlation = NotProvided,
         compile_updates: WhenToCompile = NotProvided,
         **kwargs: Any,
     ) -> RERPIConfig:
@@ -338,6 +340,9 @@ class RERPIConfig(AlgorithmConfig):
                 covariance, too.
             initial_stddev: the policy's standard deviation before training, where actions are
                 normalised to [-1, 1]; a "deterministic" policy keeps it.
+            noise_correlation: how similar the exploration noise of a step is to that of the step
+                before, from 0 (independent, as in the paper) to below 1. It needs a policy that is
+                one Gaussian.
             compile_updates: "background" compiles the update after half a minute, beside the learner,
                 on CPUs and in runs with EnvRunners of their own (others are to be the same for a
                 seed); "at_start" before the first update, in any run; "never" not at all. Without a

@@ -68,6 +68,7 @@ def _needs() -> dict[str, Sequence[Sequence[Need]]]:
     kinds = POLICIES.items()
     continuous = Need("policy", excluded=tuple(n for n, kind in kinds if kind.is_discrete))
     stochastic = Need("policy", excluded=tuple(n for n, kind in kinds if not kind.learns_covariance))
+    gaussian = Need("policy", tuple(n for n, kind in kinds if kind.is_reparameterizable))
     penalty = Need("epsilon_penalty", excluded=(None,))
     return {
         "n_step": [[Need("policy_evaluation", ("nstep",))]],
@@ -95,6 +96,7 @@ def _needs() -> dict[str, Sequence[Sequence[Need]]]:
         "num_mixture_components": [[Need("policy", ("mixture",))]],
         "min_stddev": [[stochastic]],
         "initial_stddev": [[continuous]],
+        "noise_correlation": [[gaussian]],
         "tanh_mean": [[continuous]],
         "critic_aggregation": [[Need("num_critics", (2,))]],
         "num_atoms": [[Need("critic", ("categorical", "hl_gauss", "quantile"))]],

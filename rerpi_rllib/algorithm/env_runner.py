@@ -202,7 +202,10 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
         observations = np.array([piece.observations[-1] for piece in self._pieces])
         inputs = torch.from_numpy(observations).to(self._device)
         if explore not in self._act:
-            self._act[explore] = record_act(self.module.nets, inputs, explore)
+            noise = self.module.noise if explore else None
+            if noise is not None:
+                noise.begin(inputs)
+            self._act[explore] = record_act(self.module.nets, inputs, explore, noise)
         actions = self._act[explore](inputs).cpu().numpy()
         ended = []
         for index, (env, action) in enumerate(zip(self._envs, self._to_env_units(actions))):

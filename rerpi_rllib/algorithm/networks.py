@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
@@ -15,6 +16,7 @@ from rerpi_rllib.algorithm.spaces import check_spaces, is_bounded
 from rerpi_rllib.core.layers import NetworkSettings
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.policies import Distribution
+from rerpi_rllib.core.policies.gaussian import Gaussian
 from rerpi_rllib.core.recording import record
 from rerpi_rllib.core.settings import LearningSettings
 
@@ -22,7 +24,8 @@ from rerpi_rllib.core.settings import LearningSettings
 def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Pick what modules and policies need out of all settings, in plain dictionaries.
 
-    ``learning`` are the arguments of :class:`LearningSettings`, all others of :class:`ActorCritic`.
+    ``learning`` are the arguments of :class:`LearningSettings`, ``noise_correlation`` is that of
+    :class:`ExplorationNoise`, all others are the arguments of :class:`ActorCritic`.
     """
     return {
         "policy": {
@@ -45,6 +48,7 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         },
         "normalize_returns": config["normalize_returns"],
         "networks": {field.name: config[field.name] for field in fields(NetworkSettings)},
+        "noise_correlation": config["noise_correlation"],
         "learning": asdict(LearningSettings.from_mapping(config)),
     }
 
@@ -71,36 +75,87 @@ def build_networks(
     )
 
 
+class ExplorationNoise(nn.Module):
+    """Standard normal noise ``[B, D]`` that stays similar from one step to the next.
+
+    Each number is an autoregressive process of the first order. It goes on from one episode to the
+    next.
+
+    Args:
+        correlation: of the noise at one step with that at the one before.
+        size: D.
+    """
+
+    noise: Tensor
+
+    def __init__(self, correlation: float, size: int) -> None:
+        super().__init__()
+        self._correlation, self._renewal = correlation, math.sqrt(1.0 - correlation**2)
+        # It belongs to who acts, and not to what was learned.
+        self.register_buffer("noise", torch.empty(0, size), persistent=False)
+
+    def begin(self, observations: Tensor) -> None:
+        """Draw noise for this number of states, unless there is some already."""
+        if len(self.noise) != len(observations):
+            shape = len(observations), self.noise.shape[-1]
+            with torch.inference_mode(False):  # Otherwise it could be used in that mode only.
+                self.noise = torch.randn(shape, device=observations.device)
+
+    def forward(self) -> Tensor:
+        fresh = torch.randn_like(self.noise)
+        return self.noise.mul_(self._correlation).add_(fresh, alpha=self._renewal)
+
+
+def make_noise(nets: ActorCritic, model_config: Mapping[str, Any]) -> ExplorationNoise | None:
+    """Make the noise for exploration; None if that of each step is independent of all others."""
+    correlation = model_config["noise_correlation"]
+    return ExplorationNoise(correlation, nets.policy.action_size) if correlation else None
+
+
 def act(
-    nets: ActorCritic, observations: Tensor, explore: bool
+    nets: ActorCritic, observations: Tensor, explore: bool, noise: ExplorationNoise | None = None
 ) -> tuple[Tensor, Tensor, Distribution]:
     """Choose actions.
+
+    Args:
+        nets: the networks, of which the online policy acts.
+        observations: ``[B, O]``.
+        explore: whether to sample actions instead of taking the mode.
+        noise: the samples' noise, if it is correlated in time.
 
     Returns:
         The actions as the environment has them, before scaling and clipping; the same as networks
         and distributions have them; and the policy at the observations.
     """
     policy: Distribution = nets.policy(observations)
-    actions = policy.sample(1)[0] if explore else policy.mode
+    if not explore:
+        actions = policy.mode
+    elif noise is None:
+        actions = policy.sample(1)[0]
+    else:
+        assert isinstance(policy, Gaussian)
+        actions = policy.displaced(noise())
     return nets.policy.decode_actions(actions), actions, policy
 
 
 class _Acting(nn.Module):
     """:func:`act` as a module, which is what can be recorded with weights that change."""
 
-    def __init__(self, nets: ActorCritic, explore: bool) -> None:
+    def __init__(self, nets: ActorCritic, explore: bool, noise: ExplorationNoise | None) -> None:
         super().__init__()
-        self.nets, self.explore = nets, explore
+        self.nets, self.explore, self.noise = nets, explore, noise
 
     def forward(self, observations: Tensor) -> Tensor:
-        return act(self.nets, observations, self.explore)[0]
+        return act(self.nets, observations, self.explore, self.noise)[0]
 
 
-def record_act(nets: ActorCritic, observations: Tensor, explore: bool) -> Callable[[Tensor], Tensor]:
+def record_act(
+    nets: ActorCritic, observations: Tensor, explore: bool, noise: ExplorationNoise | None = None
+) -> Callable[[Tensor], Tensor]:
     """Return what does the same as :func:`act` for observations of this shape, but faster.
 
     For a few observations, Python takes longer to call each layer than torch takes to compute it.
     """
     # Recording draws a sample, which must not change the ones that follow.
     with torch.random.fork_rng(devices=[]):
-        return record(_Acting(nets, explore), observations)
+        return record(_Acting(nets, explore, noise), observations)

@@ -12,7 +12,7 @@ from ray.rllib.core.rl_module.apis import InferenceOnlyAPI
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor
 
-from rerpi_rllib.algorithm.networks import act, build_networks
+from rerpi_rllib.algorithm.networks import act, build_networks, make_noise
 from rerpi_rllib.core.losses import rerpi_losses
 from rerpi_rllib.core.policies import Distribution, Policy
 from rerpi_rllib.core.policies.gaussian import Gaussian
@@ -94,6 +94,7 @@ class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
         self.nets = build_networks(
             self.observation_space, self.action_space, self.model_config, self.inference_only
         )
+        self.noise = make_noise(self.nets, self.model_config)
 
     def get_inference_action_dist_cls(self) -> type[ActionDistribution]:
         return ActionDistribution.of(self.nets.policy)
@@ -110,7 +111,9 @@ class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
 
     @torch.no_grad()
     def _act(self, batch: dict[str, Any], explore: bool) -> dict[str, Any]:
-        decoded, actions, policy = act(self.nets, batch[Columns.OBS], explore)
+        if explore and self.noise is not None:
+            self.noise.begin(batch[Columns.OBS])
+        decoded, actions, policy = act(self.nets, batch[Columns.OBS], explore, self.noise)
         return {
             Columns.ACTIONS: decoded,
             Columns.ACTION_LOGP: policy.log_prob(actions),

@@ -19,7 +19,7 @@ from ray.rllib.utils.torch_utils import apply_grad_clipping
 from torch import Tensor, nn
 
 from rerpi_rllib.algorithm.config import RERPIConfig, steps_per_row
-from rerpi_rllib.algorithm.networks import act, build_networks, model_settings
+from rerpi_rllib.algorithm.networks import act, build_networks, make_noise, model_settings
 from rerpi_rllib.algorithm.process import make_gradients
 from rerpi_rllib.core.losses import Batch, Metrics, rerpi_losses
 from rerpi_rllib.core.optimizers import make_optimizers
@@ -39,6 +39,7 @@ class RERPITorchModel(TorchModelV2, nn.Module):
         TorchModelV2.__init__(self, observation_space, action_space, None, model_config, "rerpi")
         nn.Module.__init__(self)
         self.nets = build_networks(observation_space, action_space, model_config)
+        self.noise = make_noise(self.nets, model_config)
 
     def forward(
         self, input_dict: dict[str, Tensor], state: list[Tensor], seq_lens: Tensor
@@ -85,7 +86,9 @@ class RERPITorchPolicy(TorchPolicyV2):
     def action_sampler_fn(
         self, model: Any, *, obs_batch: Any, state_batches: Any, explore: bool = True, **kwargs: Any
     ) -> tuple[Tensor, Tensor, None, list[Tensor]]:
-        decoded, actions, policy = act(model.nets, obs_batch[SampleBatch.OBS], explore)
+        if explore and model.noise is not None:
+            model.noise.begin(obs_batch[SampleBatch.OBS])
+        decoded, actions, policy = act(model.nets, obs_batch[SampleBatch.OBS], explore, model.noise)
         return decoded, policy.log_prob(actions), None, state_batches or []
 
     @override(TorchPolicyV2)

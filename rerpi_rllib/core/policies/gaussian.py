@@ -39,15 +39,20 @@ class Gaussian(Distribution):
     mean: Tensor
 
     @abstractmethod
+    def displaced(self, noise: Tensor) -> Tensor:
+        """Turn standard normal ``noise`` ``[..., B, D]`` into actions.
+
+        Gradients flow to the mean and the covariance.
+        """
+
     def reparameterized_sample(self, n: int) -> Tensor:
-        """Draw ``n`` actions for each state; gradients flow to the mean and the covariance."""
+        """Draw ``n`` actions for each state; gradients flow as in :meth:`displaced`."""
+        shape = (n, *self.mean.shape)
+        return self.displaced(torch.randn(shape, dtype=self.mean.dtype, device=self.mean.device))
 
     def sample(self, n: int) -> Tensor:
         with torch.no_grad():
             return self.reparameterized_sample(n)
-
-    def _noise(self, n: int) -> Tensor:
-        return torch.randn((n, *self.mean.shape), dtype=self.mean.dtype, device=self.mean.device)
 
     @property
     def mode(self) -> Tensor:
@@ -63,8 +68,8 @@ class DiagonalGaussian(Gaussian):
 
     stddev: Tensor
 
-    def reparameterized_sample(self, n: int) -> Tensor:
-        return torch.addcmul(self.mean, self._noise(n), self.stddev)
+    def displaced(self, noise: Tensor) -> Tensor:
+        return torch.addcmul(self.mean, noise, self.stddev)
 
     def log_prob(self, actions: Tensor) -> Tensor:
         standardised = (actions - self.mean) / self.stddev
@@ -133,8 +138,8 @@ class FullGaussian(Gaussian):
 
     cholesky: Tensor
 
-    def reparameterized_sample(self, n: int) -> Tensor:
-        return self.mean + (self.cholesky @ self._noise(n).unsqueeze(-1)).squeeze(-1)
+    def displaced(self, noise: Tensor) -> Tensor:
+        return self.mean + (self.cholesky @ noise.unsqueeze(-1)).squeeze(-1)
 
     def _whiten(self, offsets: Tensor) -> Tensor:
         """Return ``L^-1 offsets`` for ``offsets`` ``[..., B, D]``."""
