@@ -18,6 +18,7 @@ FIRST_COMPACT = {
     "critic_layers": (256, 256),
     "covariance_layers": (64, 64),
     "normalize_observations": False,
+    "noise_correlation": 0.0,
 }
 
 

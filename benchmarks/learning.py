@@ -19,8 +19,8 @@ python benchmarks/learning.py compare BEFORE AFTER [--only METHOD ...]
     AFTER
 
 The first three take --results DIR, instead of results/frontier for `run` and of results/learning for
-the other two. A directory with another name NAME is a new set of runs, in runs/NAME; its plan is the
-family's.
+the other two. The plan of results/parts takes each part out of the preset `compact`. A directory with
+another name NAME is a new set of runs, in runs/NAME; its plan is the family's.
 
 stable-baselines3 is needed for its SAC: pip install -c constraints.txt -e '.[benchmark]'
 """
@@ -83,6 +83,21 @@ METHODS: dict[str, list[str] | None] = {
     "RLlib-SAC": None,
     "strong": ["--algo", "RERPI", "--preset", "strong"],
 }
+# What `compact` has beside the paper's method, and each of these parts as the paper has it.
+PARTS = {
+    "networks": {"network": "paper", "policy_layers": [128, 128], "critic_layers": [256, 256]},
+    "normalization": {"normalize_observations": False},
+    "correlation": {"noise_correlation": 0.0},
+    "covariance": {"covariance_layers": None},
+    "bootstrap": {"num_bootstrap_samples": 1},
+    "penalty": {"epsilon_penalty": None},
+}
+PARTS_TASKS = ("cheetah-run", "hopper-stand", "finger-spin")
+for _part, _settings in PARTS.items():
+    METHODS[f"without-{_part}"] = [
+        *(METHODS["RERPI"] or ()),
+        *(word for key, value in _settings.items() for word in ("--set", f"{key}={value}")),
+    ]
 RLLIB_SAC_STEPS = 50_000
 SPEEDS = "speeds.json"
 # Curves by method and task, then by seed.
@@ -91,11 +106,12 @@ Runs = dict[tuple[str, str], dict[int, pd.DataFrame]]
 
 def plan(results: Path) -> list[tuple[str, str, int]]:
     """Return method, task and seed of every run, the most informative ones first."""
-    return _frontier_plan() if is_frontier(results) else _family_plan()
+    return PLANS.get(results.name, _family_plan)()
 
 
-def is_frontier(results: Path) -> bool:
-    return results.name == "frontier"
+def has_presets_of_today(results: Path) -> bool:
+    """Tell whether the runs are made with the presets, or with what `compact` was at first."""
+    return results.name in PLANS
 
 
 def _frontier_plan() -> list[tuple[str, str, int]]:
@@ -103,6 +119,11 @@ def _frontier_plan() -> list[tuple[str, str, int]]:
     runs = [("RERPI", task, seed) for seed in (1, 2) for task in PUBLISHED_TASKS]
     runs += [("strong", task, 1) for task in PUBLISHED_TASKS]
     return runs + [("SB3-SAC", task, seed) for seed in (1, 2) for task in CHOSEN_ON]
+
+
+def _parts_plan() -> list[tuple[str, str, int]]:
+    methods = ("RERPI", *(f"without-{part}" for part in PARTS))
+    return [(method, task, seed) for seed in (1, 2) for task in PARTS_TASKS for method in methods]
 
 
 def _family_plan() -> list[tuple[str, str, int]]:
@@ -119,11 +140,14 @@ def _family_plan() -> list[tuple[str, str, int]]:
     return [*runs, ("RLlib-SAC", "cartpole-swingup", 0)]
 
 
+PLANS = {"frontier": _frontier_plan, "parts": _parts_plan}
+
+
 def budget(results: Path, method: str, task: str) -> int:
     """Return the environment steps of a run."""
     if method == "RLlib-SAC":
         return RLLIB_SAC_STEPS
-    if not is_frontier(results):
+    if not has_presets_of_today(results):
         return {"pendulum": 20_000, "cheetah-run": 150_000}.get(task, 100_000)
     return 100_000
 
@@ -147,7 +171,7 @@ def run_one(method: str, task: str, seed: int, results: Path) -> None:
         _rllib_sac(directory, TASKS[task], seed, budget(results, method, task))
     else:
         arguments = list(METHODS[method] or ())
-        if not is_frontier(results):
+        if not has_presets_of_today(results):
             for key, value in common.FIRST_COMPACT.items():
                 arguments += ["--set", f"{key}={json.dumps(value)}"]
         _own(directory, arguments, TASKS[task], seed, budget(results, method, task))
@@ -333,7 +357,7 @@ def read_runs(results: Path) -> Runs:
 
 
 def write_table(results: Path) -> None:
-    if is_frontier(results):
+    if results.name == "frontier":
         sys.exit(f"The table of {results} is written by benchmarks/published.py.")
     runs = read_runs(results)
     if not runs:
@@ -355,7 +379,7 @@ def _table(results: Path, runs: Runs, speeds: dict[str, float]) -> str:
         "| steps to 80 % | minutes |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for task in FAMILY_TASKS:
+    for task in dict.fromkeys(task for _, task in runs):
         budgeted = budget(results, "RERPI", task)
         ends = [
             np.mean([curves["greedy_return"].max() for curves in by_seed.values()])
@@ -424,8 +448,9 @@ def _first(curves: pd.DataFrame, wanted: float) -> float | None:
 
 def _figure(runs: Runs, path: Path) -> None:
     figure, axes = plt.subplots(2, 3, figsize=(13, 7), layout="constrained")
-    styles = dict(zip(METHODS, ("k-", "k-.", "C0-", "C1--", "C2:", "C3-", "C4--")))
-    for axis, task in zip(axes.flat, FAMILY_TASKS):
+    lines = ("k-", "k-.", "C0-", "C1--", "C2:", "C3-", "C4--", "C5-.", "C6:")
+    styles = dict(zip(dict.fromkeys(method for method, _ in runs), lines))
+    for axis, task in zip(axes.flat, dict.fromkeys(task for _, task in runs)):
         for (method, of), by_seed in runs.items():
             if of != task:
                 continue
@@ -444,7 +469,9 @@ def _figure(runs: Runs, path: Path) -> None:
             axis.set_ylim(-400.0, 0.0)
         if axis.lines:
             axis.legend(frameon=False, fontsize=8)
-    axes.flat[-1].axis("off")
+    for axis in axes.flat:
+        if not axis.lines:
+            axis.axis("off")
     figure.savefig(path, dpi=120)
 
 

@@ -77,7 +77,8 @@ def test_learning_table_reads_what_runs_wrote(benchmark, tmp_path, monkeypatch):
 
 def test_learning_plan_names_known_methods_and_tasks(benchmark):
     learning = benchmark("learning")
-    for results, number in (("learning", 15 + 5 + 3 + 8 + 1 + 1), ("frontier", 14 * 3 + 10)):
+    sizes = {"learning": 15 + 5 + 3 + 8 + 1 + 1, "frontier": 14 * 3 + 10, "parts": 7 * 3 * 2}
+    for results, number in sizes.items():
         runs = learning.plan(Path(results))
         assert len(runs) == len(set(runs)) == number
         assert all(method in learning.METHODS and task in learning.TASKS for method, task, _ in runs)
