@@ -113,6 +113,15 @@ def test_each_environment_has_noise_of_its_own():
     assert abs(float(together)) < 0.3
 
 
+def test_policies_that_are_no_gaussian_sample_as_ever():
+    runner = _runner(env="CartPole-v1", policy="categorical", correlation=0.0)
+    config = tiny_config(policy="mixture").environment(Counting)
+    config._accepted_settings = {"noise_correlation": 0.8}  # As a preset has it.
+    config.training(noise_correlation=0.8)
+    for config in (runner.config, config):
+        assert len(RERPIEnvRunner(config=config).sample(num_timesteps=9, explore=True)) > 0
+
+
 def test_noise_is_no_part_of_the_weights():
     runner, other = _runner(correlation=0.9), _runner()
     runner.sample(num_timesteps=10, explore=True)

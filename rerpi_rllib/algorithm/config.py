@@ -172,7 +172,7 @@ class RERPIConfig(AlgorithmConfig):
         Networks are small and residual and see normalized observations, the batch is small, the
         bounds are wider than the paper's, and target copies two and a half times as often. There are
         two updates a step; the critic learns in each and the policy, which costs more, in every
-        fourth.
+        fourth. Exploration noise stays similar for several steps.
         """
         config = cls()
         config.training(
@@ -191,6 +191,7 @@ class RERPIConfig(AlgorithmConfig):
             policy_update_period=4,
             dual_lr=3e-2,  # The multipliers move with the policy, in every fourth update.
             num_bootstrap_samples=5,
+            noise_correlation=0.8,
             updates_per_env_step=2.0,
         )
         return config

@@ -109,7 +109,9 @@ class ExplorationNoise(nn.Module):
 def make_noise(nets: ActorCritic, model_config: Mapping[str, Any]) -> ExplorationNoise | None:
     """Make the noise for exploration; None if that of each step is independent of all others."""
     correlation = model_config["noise_correlation"]
-    return ExplorationNoise(correlation, nets.policy.action_size) if correlation else None
+    if not correlation or not nets.policy.is_reparameterizable:
+        return None
+    return ExplorationNoise(correlation, nets.policy.action_size)
 
 
 def act(
