@@ -288,11 +288,12 @@ def test_a_cut_checkpoint_is_passed_over(run, tmp_path):
     from rerpi_rllib.runs.checkpoints import newest_checkpoint
 
     whole = newest_checkpoint(run[0])
-    good, cut = tmp_path / "checkpoint_000001", tmp_path / "checkpoint_000002"
+    good, cut = (tmp_path / "part-1" / f"checkpoint_{number:06d}" for number in (1, 2))
+    shutil.copytree(whole.parents[1] / "replay", tmp_path / "replay")
     for copy in (good, cut):
         shutil.copytree(whole, copy)
     assert newest_checkpoint(tmp_path) == cut
-    with open(cut / "replay" / "obs.bin", "r+b") as file:
+    with open(cut / "algorithm_state.pkl", "r+b") as file:
         file.truncate(100)
     assert newest_checkpoint(tmp_path) == good
 
@@ -304,3 +305,18 @@ def test_list():
     everything = _rllib("list").stdout
     assert all(f"{kind}:" in everything for kind in ("algos", "envs", "configs", "figures"))
     assert _rllib("list", "cats").returncode == 2
+
+
+def test_ray_of_a_local_run_listens_on_localhost():
+    code = "from rerpi_rllib.runs.process import prepare_process; prepare_process()\n"
+    code += "import ray; from rerpi_rllib.runs import machine; from rerpi_rllib import RERPIConfig\n"
+    code += "with machine.running_ray(RERPIConfig()):\n"
+    code += "    address = ray.get_runtime_context().gcs_address\n"
+    code += "    print(ray.nodes()[0]['NodeManagerAddress'], address.split(':')[0])\n"
+    code += "    port = int(address.split(':')[1])\n"
+    code += "    lines = [*open('/proc/net/tcp'), *open('/proc/net/tcp6')][1:]\n"
+    code += "    listening = [line.split()[1] for line in lines if line.split()[3] == '0A']\n"
+    code += "    print({a.split(':')[0][-8:] for a in listening if a.endswith(f':{port:04X}')})\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["127.0.0.1", "127.0.0.1", "{'0100007F'}"]

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from rerpi_rllib import RERPIConfig
+from rerpi_rllib.algorithm.checkpoint import describe_settings
 from rerpi_rllib.envs import rendering
 from rerpi_rllib.runs import checkpoints, machine, planning
 from rerpi_rllib.runs.files import parse_assignments, parse_json_object
@@ -83,13 +84,21 @@ def test_what_is_refused(file, tmp_path):
         plan_run(Options(env="Pendulum-v1"), file=file, storage_path=tmp_path, name="x")
 
 
+def _resume_from(monkeypatch, checkpoint):
+    """Let every run be resumed from this checkpoint, whatever is in it."""
+    monkeypatch.setattr(planning, "newest_checkpoint", lambda path, report: checkpoint)
+    monkeypatch.setattr(planning, "check_resumable", lambda *given: None)
+    monkeypatch.setattr(planning, "check_trusted", lambda checkpoint: None)
+    monkeypatch.setattr(planning, "holds_replay", lambda checkpoint: True)
+
+
 def test_a_resumed_run_keeps_its_settings_and_its_directory(tmp_path, monkeypatch):
     saved = RunSettings(env="Pendulum-v1", config={"epsilon": 0.2}, stop={"env_steps": 1000}, seed=7)
     saved.save(tmp_path / "run")
     checkpoint = tmp_path / "run" / "part-1" / "checkpoint_000000"
     checkpoint.mkdir(parents=True)
     checked = []
-    monkeypatch.setattr(planning, "newest_checkpoint", lambda path: checkpoint)
+    _resume_from(monkeypatch, checkpoint)
     monkeypatch.setattr(planning, "check_resumable", lambda *given: checked.append(given))
     options = Options(stop={"env_steps": 2000}, config={"gamma": 0.9})
     run = plan_run(options, resume=tmp_path / "run")
@@ -100,7 +109,7 @@ def test_a_resumed_run_keeps_its_settings_and_its_directory(tmp_path, monkeypatc
 
 
 def test_a_checkpoint_without_a_run_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "newest_checkpoint", lambda path: tmp_path / "checkpoint_000000")
+    _resume_from(monkeypatch, tmp_path / "checkpoint_000000")
     with pytest.raises(ValueError, match=r"no run\.json above it"):
         plan_run(Options(), resume=tmp_path)
 
@@ -161,16 +170,20 @@ def test_a_resumed_run_may_change_a_choice_that_other_settings_belong_to(tmp_pat
     RunSettings(env="Pendulum-v1", config=before).save(tmp_path)
     checkpoint = tmp_path / "part-1" / "checkpoint_000001"
     checkpoint.mkdir(parents=True)
-    monkeypatch.setattr(planning, "newest_checkpoint", lambda path: checkpoint)
-    monkeypatch.setattr(planning, "check_resumable", lambda checkpoint, config: None)
+    _resume_from(monkeypatch, checkpoint)
     run = plan_run(Options(config={"policy_evaluation": "td0"}), resume=tmp_path)
     assert run.config.policy_evaluation == "td0" and run.config.n_step == 3
     with pytest.raises(ValueError, match="n_step=4 has no effect"):
         plan_run(Options(config={"policy_evaluation": "td0", "n_step": 4}), resume=tmp_path)
 
 
+def _manifest(monkeypatch, **manifest):
+    manifest |= {"env": "Pendulum-v1", "api_stack": "new"}
+    monkeypatch.setattr(checkpoints.manifests, "read_manifest", lambda checkpoint: manifest)
+
+
 def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "config_state", lambda checkpoint: {"env": "Pendulum-v1"})
+    _manifest(monkeypatch, settings={})
     for use in (
         lambda: checkpoints.load_networks(tmp_path),
         lambda: checkpoints.check_resumable(tmp_path, RERPIConfig().environment("Pendulum-v1")),
@@ -193,7 +206,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path, monke
 )
 def test_a_resumed_run_may_not_change_its_networks(tmp_path, monkeypatch, changed):
     config = RERPIConfig().environment("Pendulum-v1")
-    monkeypatch.setattr(checkpoints, "config_state", lambda checkpoint: config.to_dict())
+    _manifest(monkeypatch, settings=describe_settings(config.to_dict()))
     checkpoints.check_resumable(tmp_path, config.copy())
     with pytest.raises(ValueError, match="A run cannot change them"):
         checkpoints.check_resumable(tmp_path, config.copy().training(**changed))

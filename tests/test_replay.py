@@ -285,7 +285,7 @@ def test_a_broken_state_changes_nothing(tmp_path):
     buffer = _filled(100, 2)
     before = buffer.get_state()
     _filled(100, 2).save_to_path(tmp_path)
-    (tmp_path / "rewards.bin").write_bytes(b"cut")
+    (tmp_path / "rows.bin").write_bytes(b"cut")
     with pytest.raises(ValueError):
         buffer.restore_from_path(tmp_path)
     with pytest.raises(KeyError):

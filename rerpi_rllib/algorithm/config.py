@@ -141,6 +141,7 @@ class RERPIConfig(AlgorithmConfig):
         self.dual_lr = 1e-2
         # Replay, and how fast to learn from it.
         self.replay_capacity = 2_000_000
+        self.checkpoint_replay = True
         self.updates_per_env_step: float | None = None
         self.num_steps_sampled_before_learning_starts = 1_000
         self.compile_updates: WhenToCompile = "background"
@@ -251,6 +252,7 @@ class RERPIConfig(AlgorithmConfig):
         policy_update_period: checks.Count = NotProvided,
         dual_lr: checks.LearningRate = NotProvided,
         replay_capacity: checks.Count = NotProvided,
+        checkpoint_replay: bool = NotProvided,
         updates_per_env_step: checks.UpdateRatio = NotProvided,
         num_steps_sampled_before_learning_starts: checks.Count = NotProvided,
         network: NetworkKind = NotProvided,
@@ -325,6 +327,8 @@ class RERPIConfig(AlgorithmConfig):
                 several times as much as the critic's step; the critic learns in each update.
             dual_lr: learning rate of the multipliers' logarithms.
             replay_capacity: steps kept.
+            checkpoint_replay: whether checkpoints hold the replay. Without it, a restored run first
+                gathers ``num_steps_sampled_before_learning_starts`` steps anew.
             updates_per_env_step: ratio of learning to acting; None lets both run free.
             num_steps_sampled_before_learning_starts: steps gathered before the first update; the
                 updates that belong to them are then made up at once.

@@ -44,11 +44,13 @@ class Moments:
         return np.asarray(np.sqrt(self._squares / self.count))
 
     def get_state(self) -> dict[str, Any]:
-        return {"count": self.count, "mean": self.mean, "squares": self._squares.copy()}
+        """Return what JSON can hold."""
+        mean, squares = self.mean.tolist(), self._squares.tolist()
+        return {"count": self.count, "mean": mean, "squares": squares}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.count, self.mean = state["count"], state["mean"]
-        self._squares = state["squares"].copy()
+        self.count, self.mean = state["count"], np.array(state["mean"])
+        self._squares = np.array(state["squares"])
 
 
 class ReturnScale:
@@ -105,11 +107,12 @@ class ReturnScale:
         return max(float(self._moments.stddev[0]), self._largest / LARGEST_RETURN)
 
     def get_state(self) -> dict[str, Any]:
+        """Return what JSON can hold."""
         moments = self._moments.get_state()
-        lanes = {"sums": self._sums.copy(), "lengths": self._lengths.copy()}
+        lanes = {"sums": self._sums.tolist(), "lengths": self._lengths.tolist()}
         return {**lanes, "largest": self._largest, "moments": moments}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._sums, self._lengths = state["sums"].copy(), state["lengths"].copy()
+        self._sums, self._lengths = np.array(state["sums"]), np.array(state["lengths"])
         self._largest = state["largest"]
         self._moments.set_state(state["moments"])

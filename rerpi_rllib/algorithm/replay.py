@@ -10,10 +10,13 @@ a ring: an episode that arrives in several pieces is continued where its last pi
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import mmap
+import os
 import pathlib
-import pickle
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -25,14 +28,19 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.utils.checkpoints import Checkpointable
 
+from rerpi_rllib.algorithm.checkpoint import SHARED_REPLAY, flush_directory
 from rerpi_rllib.algorithm.moments import Moments, ReturnScale
 
 Array: TypeAlias = npt.NDArray[Any]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Batch: TypeAlias = dict[str, Array]
+# For each lane, the first row and the one after the last, counted from the first ever written.
+Spans: TypeAlias = list[list[int]]
 
 _ROWS_AT_ONCE = 2**16  # This many rows are saved and loaded at a time.
 _STORED = "stored"
+_STATE_FILE, _ROWS_FILE = "state.json", "rows.bin"
+_SHARED = f"../{SHARED_REPLAY}/"  # As seen from the replay's directory in a checkpoint.
 _TRANSITION, _TERMINATED = np.uint8(1), np.uint8(2)
 
 
@@ -69,8 +77,9 @@ class ReplayBuffer(Checkpointable):
             "flags": _reserve((rows,), np.uint8),
         }
         self._flags = self._columns["flags"]
-        # Each lane has the row of its newest observation (-1 while it has none), the number of rows
-        # that were ever used, and the number of the addition that last wrote to it.
+        # Each lane has the row of its newest observation (-1 while it has none) as if there were no
+        # ring, the number of rows that were ever used, and the number of the addition that last wrote
+        # to it.
         self._head = np.full(num_lanes, -1, np.int64)
         self._filled = np.zeros(num_lanes, np.int64)
         self._written = np.zeros(num_lanes, np.int64)
@@ -81,6 +90,9 @@ class ReplayBuffer(Checkpointable):
         self.moments = Moments(observation_size)
         self.returns = ReturnScale(gamma, num_lanes)
         self._rng = np.random.default_rng(seed)
+        # What checkpoints of a run have written: files with rows, and the heads at that time.
+        self._segments: list[dict[str, Any]] = []
+        self._saved_head = self._head.copy()
         self._arguments: dict[str, Any] = {
             "capacity": capacity,
             "observation_size": observation_size,
@@ -172,8 +184,8 @@ class ReplayBuffer(Checkpointable):
             self._columns[Columns.ACTION_LOGP][row] = log_probs[source]
 
         end = first + length
-        self._filled[lane] = min(self._lane_rows, max(int(self._filled[lane]), end + 1))
-        self._head[lane] = end % self._lane_rows
+        self._filled[lane] = min(self._lane_rows, end + 1)
+        self._head[lane] = end
         self._additions += 1
         self._written[lane] = self._additions
         if done:
@@ -266,27 +278,24 @@ class ReplayBuffer(Checkpointable):
             parts.append((slice(base, base + count - before_wrap), slice(before_wrap, count)))
         return parts
 
-    # -- Checkpoints are raw arrays beside a small state file, written piece by piece. --
+    # -- Checkpoints are raw rows beside a small JSON file, written piece by piece. --
 
     def get_state(
         self, components: Any = None, *, not_components: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Return the counters and a copy of what is stored; :meth:`save_to_path` copies nothing."""
-        columns = {}
-        for name, column in self._columns.items():
-            file = io.BytesIO()
-            self._write(column, file)
-            columns[name] = file.getvalue()
-        return self._counters() | {_STORED: columns}
+        file = io.BytesIO()
+        self._write_rows(file, self._stored_spans())
+        return self._counters() | {_STORED: file.getvalue()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._restore(state, lambda name: io.BytesIO(state[_STORED][name]))
+        self._restore(state, lambda name: io.BytesIO(state[_STORED]))
 
     def _counters(self) -> dict[str, Any]:
+        """Return all but the rows, as JSON can hold it, and where the rows are: in one file."""
         return {
-            "head": self._head.copy(),
-            "filled": self._filled.copy(),
-            "written": self._written.copy(),
+            "head": self._head.tolist(),
+            "written": self._written.tolist(),
             "open": dict(self._open),
             "additions": self._additions,
             "size": self._size,
@@ -294,16 +303,20 @@ class ReplayBuffer(Checkpointable):
             "moments": self.moments.get_state(),
             "returns": self.returns.get_state(),
             "rng": self._rng.bit_generator.state,
-            "bytes": {
-                f"{name}.bin": int(self._filled.sum()) * column[:1].nbytes
-                for name, column in self._columns.items()
-            },
+            "segments": [{"file": _ROWS_FILE, "rows": self._stored_spans()}],
         }
 
+    def _counters_without_rows(self) -> dict[str, Any]:
+        """Return the counters of an empty replay that knows what this one has gathered."""
+        empty = ReplayBuffer(**self._arguments)
+        empty.moments, empty._rng = self.moments, self._rng
+        empty.returns = self.returns.for_lanes(len(self._head))
+        return empty._counters() | {"segments": []}
+
     def _set_counters(self, state: dict[str, Any]) -> None:
-        self._head = state["head"].copy()
-        self._filled = state["filled"].copy()
-        self._written = state["written"].copy()
+        self._head = np.array(state["head"], np.int64)
+        self._filled = np.minimum(self._head + 1, self._lane_rows)
+        self._written = np.array(state["written"], np.int64)
         self._open = dict(state["open"])
         self._additions = state["additions"]
         self._size = state["size"]
@@ -314,33 +327,111 @@ class ReplayBuffer(Checkpointable):
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[()], dict[str, Any]]:
         return (), self._arguments
 
-    def _used(self, lane_rows: int, filled: Array) -> list[slice]:
-        return [slice(i * lane_rows, i * lane_rows + int(n)) for i, n in enumerate(filled)]
-
     def save_to_path(
         self,
         path: str | pathlib.Path | None = None,
         *,
         state: dict[str, Any] | None = None,
         filesystem: pyarrow.fs.FileSystem | None = None,
+        shared: pathlib.Path | None = None,
+        with_rows: bool = True,
         **kwargs: Any,
     ) -> str:
-        state = dict(state or self._counters())
-        stored = state.pop(_STORED, None)
-        directory: str = super().save_to_path(path, state=state, filesystem=filesystem, **kwargs)
-        filesystem = filesystem or pyarrow.fs.LocalFileSystem()
-        for name, column in self._columns.items():
-            with filesystem.open_output_stream(f"{directory}/{name}.bin", compression=None) as file:
-                if stored is None:
-                    self._write(column, file)
+        """Write a state file and the rows.
+
+        Args:
+            path: the directory; by default a new one.
+            state: what :meth:`get_state` has returned; by default what is stored now.
+            filesystem: where the path is; by default this machine.
+            shared: a directory of this machine that all checkpoints of a run share, to which only
+                the rows are added that are new since the last one.
+            with_rows: whether to write rows at all, or only what has been learned from them.
+        """
+        files = filesystem or pyarrow.fs.LocalFileSystem()
+        directory = pathlib.Path(path or tempfile.mkdtemp()).as_posix()
+        files.create_dir(directory, recursive=True)
+        state = dict(state) if state is not None else None
+        if not with_rows:
+            state = self._counters_without_rows()
+        elif shared is not None and state is None:
+            self._save_new_rows(shared)
+            state = self._counters() | {"segments": self._segments}
+        else:
+            with files.open_output_stream(f"{directory}/{_ROWS_FILE}", compression=None) as file:
+                if state is None:
+                    self._write_rows(file, self._stored_spans())
                 else:
-                    file.write(stored[name])
+                    file.write(state.pop(_STORED))
+        with files.open_output_stream(f"{directory}/{_STATE_FILE}") as file:
+            file.write(json.dumps(state or self._counters()).encode())
         return directory
 
-    def _write(self, column: Array, file: Any) -> None:
-        for used in self._used(self._lane_rows, self._filled):
-            for start in range(used.start, used.stop, _ROWS_AT_ONCE):
-                file.write(column[start : min(start + _ROWS_AT_ONCE, used.stop)].tobytes())
+    @property
+    def shared_files(self) -> dict[str, dict[str, Any]]:
+        """Size and checksum of each file that the last checkpoint shares with others, by its name."""
+        return {
+            segment["file"].removeprefix(_SHARED): {key: segment[key] for key in ("bytes", "sha256")}
+            for segment in self._segments
+        }
+
+    def _stored_spans(self) -> Spans:
+        return [[int(h) + 1 - int(n), int(h) + 1] for h, n in zip(self._head, self._filled)]
+
+    def _save_new_rows(self, shared: pathlib.Path) -> None:
+        """Write the rows that are new since the last time to a file that never changes again."""
+        shared.mkdir(parents=True, exist_ok=True)
+        if not all(_has_size(shared / name, m["bytes"]) for name, m in self.shared_files.items()):
+            self._segments, self._saved_head = [], np.full_like(self._head, -1)
+        stored = self._stored_spans()
+        # The row of the last observation belongs to both: what was done in it came later.
+        new = [
+            [max(first, int(saved)), end] if saved < end - 1 else [end, end]
+            for (first, end), saved in zip(stored, self._saved_head)
+        ]
+        kept = [
+            segment
+            for segment in self._segments
+            if any(a < b and b > first for (a, b), (first, _) in zip(segment["rows"], stored))
+        ]
+        if any(first < end for first, end in new):
+            kept.append({**self._write_segment(shared, new), "rows": new})
+        self._segments, self._saved_head = kept, self._head.copy()
+
+    def _write_segment(self, shared: pathlib.Path, spans: Spans) -> dict[str, Any]:
+        """Write rows beside their place and move them to a name made of their checksum."""
+        temporary = shared / f".{os.getpid()}.bin"
+        try:
+            with open(temporary, "wb") as file:
+                digest = _Digest(file)
+                self._write_rows(digest, spans)
+                file.flush()
+                os.fsync(file.fileno())
+            checksum = digest.hash.hexdigest()
+            os.replace(temporary, shared / f"{checksum[:32]}.bin")
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        flush_directory(shared)
+        name = f"{_SHARED}{checksum[:32]}.bin"
+        return {"file": name, "bytes": digest.size, "sha256": checksum}
+
+    def _pieces(self, column: Array, spans: Spans) -> Iterator[Array]:
+        """Yield the rows of these spans as views of a column, some at a time."""
+        for lane, (first, end) in enumerate(spans):
+            for start in range(first, end, _ROWS_AT_ONCE):
+                for rows, _ in self._ring_slices(lane, start, min(_ROWS_AT_ONCE, end - start)):
+                    yield column[rows]
+
+    def _write_rows(self, file: Any, spans: Spans) -> None:
+        for column in self._columns.values():
+            for piece in self._pieces(column, spans):
+                file.write(piece.tobytes())
+
+    def _read_rows(self, file: Any, spans: Spans) -> None:
+        for column in self._columns.values():
+            for piece in self._pieces(column, spans):
+                read = np.frombuffer(file.read(piece.nbytes), column.dtype)
+                piece[:] = read.reshape(piece.shape)
 
     def restore_from_path(
         self,
@@ -352,28 +443,24 @@ class ReplayBuffer(Checkpointable):
     ) -> None:
         files = filesystem or pyarrow.fs.LocalFileSystem()
         directory = pathlib.Path(path).as_posix()
-        with files.open_input_stream(f"{directory}/{self.STATE_FILE_NAME}.pkl") as file:
-            state = pickle.load(file)
+        with files.open_input_stream(f"{directory}/{_STATE_FILE}") as file:
+            state = json.loads(file.read())
         self._restore(
-            state, lambda name: files.open_input_stream(f"{directory}/{name}.bin", compression=None)
+            state, lambda name: files.open_input_stream(f"{directory}/{name}", compression=None)
         )
 
-    def _restore(self, state: dict[str, Any], open_column: Callable[[str], Any]) -> None:
-        """Take over what a state and its columns hold; if they are broken, change nothing."""
-        same_shape = state["lane_rows"] == self._lane_rows and len(state["head"]) == len(self._head)
-        shape = {
-            "capacity": (state["lane_rows"] - 1) * len(state["head"]),
-            "num_lanes": len(state["head"]),
-        }
+    def _restore(self, state: dict[str, Any], open_file: Callable[[str], Any]) -> None:
+        """Take over what a state and its rows hold; if they are broken, change nothing."""
+        lane_rows, lanes = state["lane_rows"], len(state["head"])
+        same_shape = lane_rows == self._lane_rows and lanes == len(self._head)
+        shape = {"capacity": (lane_rows - 1) * lanes, "num_lanes": lanes}
         restored = ReplayBuffer(**(self._arguments if same_shape else self._arguments | shape))
-        for name, column in restored._columns.items():
-            with open_column(name) as file:
-                for used in self._used(state["lane_rows"], state["filled"]):
-                    for start in range(used.start, used.stop, _ROWS_AT_ONCE):
-                        rows = column[start : min(start + _ROWS_AT_ONCE, used.stop)]
-                        part = np.frombuffer(file.read(rows.nbytes), column.dtype)
-                        rows[:] = part.reshape(rows.shape)
+        for segment in state["segments"]:  # From old to new: later ones overwrite earlier ones.
+            with open_file(segment["file"]) as file:
+                restored._read_rows(file, segment["rows"])
         restored._set_counters(state)
+        if all(segment["file"].startswith(_SHARED) for segment in state["segments"]):
+            restored._segments, restored._saved_head = state["segments"], restored._head.copy()
         if not same_shape:  # The run goes on with another capacity or another number of environments.
             other, restored = restored, ReplayBuffer(**self._arguments)
             for episode in other._episodes():
@@ -405,3 +492,22 @@ class ReplayBuffer(Checkpointable):
                         "done": True,
                     }
                 start = int(end) + 1
+
+
+class _Digest:
+    """Writes to a file, and computes size and checksum of what is written."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self.hash, self.size = file, hashlib.sha256(), 0
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self.hash.update(data)
+        self.size += len(data)
+
+
+def _has_size(path: pathlib.Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
+import tempfile
 import time
 import traceback
 from concurrent.futures import wait
@@ -13,7 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core import (
+    COMPONENT_LEARNER,
+    COMPONENT_LEARNER_GROUP,
+    COMPONENT_RL_MODULE,
+    DEFAULT_MODULE_ID,
+)
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.policy.policy import Policy
@@ -33,8 +40,10 @@ from ray.rllib.utils.metrics import (
     TIMERS,
 )
 from ray.rllib.utils.metrics.learner_info import LEARNER_STATS_KEY
+from ray.tune import Checkpoint
 from ray.tune.result import STDERR_FILE, STDOUT_FILE, TRIAL_INFO
 
+from rerpi_rllib.algorithm import checkpoint
 from rerpi_rllib.algorithm.config import RERPIConfig
 from rerpi_rllib.algorithm.process import set_up_learning
 from rerpi_rllib.algorithm.rate_limiter import RateLimiter
@@ -45,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 NUM_UPDATES_LIFETIME = "num_updates_lifetime"
 REPLAY = "replay"
+# The key in a trial's configuration for the directory in which its checkpoints share their replay.
+SHARED_REPLAY_DIRECTORY = "__shared_replay_directory__"
 _LIMITER = "rate_limiter"
 _TIME_TOTAL = "time_total"
 
@@ -94,8 +105,11 @@ class RERPI(Algorithm):
 
     @override(Algorithm)
     def setup(self, config: RERPIConfig) -> None:
-        for key in (STDOUT_FILE, STDERR_FILE, TRIAL_INFO):
-            # Tune adds these for this trial; who restores its checkpoints must not inherit them.
+        shared = vars(self.config).get(SHARED_REPLAY_DIRECTORY)
+        self._shared_replay = None if shared is None else Path(shared)
+        self._saves_for_trial = False
+        for key in (STDOUT_FILE, STDERR_FILE, TRIAL_INFO, SHARED_REPLAY_DIRECTORY):
+            # These are of this trial; who restores its checkpoints must not inherit them.
             self.config.__dict__.pop(key, None)
         super().setup(config)
         observation_space, action_space = self.spaces[DEFAULT_MODULE_ID]
@@ -313,6 +327,129 @@ class RERPI(Algorithm):
     def get_checkpointable_components(self) -> list[tuple[str, Any]]:
         return [*super().get_checkpointable_components(), (REPLAY, self.replay)]
 
+    @override(Algorithm)
+    def save_to_path(
+        self, path: Any = None, *, state: Any = None, filesystem: Any = None, **kwargs: Any
+    ) -> str:
+        """Write a checkpoint that holds everything, or what is in ``state``."""
+        path = path or tempfile.mkdtemp()
+        with checkpoint.local_target(path, filesystem) as directory:
+            self._write_checkpoint(directory, state=state, **kwargs)
+        return str(path)
+
+    def _write_checkpoint(
+        self,
+        directory: Path,
+        *,
+        state: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write what RLlib saves, then networks and replay in open formats, and last the manifest.
+
+        The replay is left out of the state that RLlib saves, which is a copy in memory.
+        """
+        self._clear(directory)
+        saved = dict(state) if state is not None else self.get_state(not_components=REPLAY)
+        stored = saved.pop(REPLAY, None)
+        module = _part(
+            saved, COMPONENT_LEARNER_GROUP, COMPONENT_LEARNER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
+        )
+        super().save_to_path(str(directory), state=saved, **kwargs)
+        networks = {
+            key.removeprefix("nets."): value
+            for key, value in (module or {}).items()
+            if key.startswith("nets.")
+        }
+        has_replay = state is None or stored is not None
+        self._finish_checkpoint(directory, networks, has_replay, stored)
+
+    def _finish_checkpoint(
+        self,
+        directory: Path,
+        networks: dict[str, Any],
+        has_replay: bool = True,
+        stored: dict[str, Any] | None = None,
+    ) -> None:
+        """Write networks, replay and manifest; ``stored`` is another state of the replay to save."""
+        if networks:
+            checkpoint.save_networks(directory, networks)
+        keeps_rows = has_replay and self.config.checkpoint_replay
+        shared = self._shared_replay if self._saves_for_trial else None
+        if has_replay:
+            self.replay.save_to_path(
+                directory / REPLAY, state=stored, shared=shared, with_rows=keeps_rows
+            )
+        is_shared = keeps_rows and shared is not None and stored is None
+        checkpoint.write_manifest(
+            directory,
+            {**self._description(), "replay_size": len(self.replay) if keeps_rows else 0},
+            self.replay.shared_files if is_shared else {},
+        )
+
+    @staticmethod
+    def _clear(directory: Path) -> None:
+        """Take away what an earlier checkpoint in the same place has left; it is whole no longer."""
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / checkpoint.MANIFEST).unlink(missing_ok=True)
+        (directory / checkpoint.NETWORKS).unlink(missing_ok=True)
+        shutil.rmtree(directory / REPLAY, ignore_errors=True)
+
+    def _description(self) -> dict[str, Any]:
+        """Describe the checkpoint for those who must not unpickle it."""
+        config = self.config
+        observation_space, action_space = self.spaces[DEFAULT_MODULE_ID]
+        return {
+            "algo": config.algo_class.__name__,
+            "env": config.env if isinstance(config.env, str) else repr(config.env),
+            # None if it holds objects.
+            "env_config": dict(config.env_config) if checkpoint.is_json(config.env_config) else None,
+            "api_stack": "old" if config.uses_old_api_stack else "new",
+            "iteration": self.iteration,
+            "env_steps": self._limiter.env_steps,
+            "updates": self._limiter.updates,
+            "settings": checkpoint.describe_settings(config.to_dict()),
+            "spaces": {
+                "observation": checkpoint.describe_space(observation_space),
+                "action": checkpoint.describe_space(action_space),
+            },
+        }
+
+    @override(Algorithm)
+    def restore_from_path(
+        self, path: Any, *args: Any, component: Any = None, filesystem: Any = None, **kwargs: Any
+    ) -> None:
+        if component is not None:
+            kwargs |= {"component": component, "filesystem": filesystem}
+            super().restore_from_path(path, *args, **kwargs)
+            return
+        with checkpoint.local_copy(path, filesystem) as directory:
+            checkpoint.check_whole(directory)
+            super().restore_from_path(str(directory), *args, **kwargs)
+        self._note_missing_replay()
+
+    def _note_missing_replay(self) -> None:
+        """After restoring: learning waits if there was no replay in the checkpoint."""
+        if not len(self.replay) and self._limiter.env_steps:
+            logger.warning("The checkpoint holds no replay: it is filled before learning goes on.")
+            self._limiter.refill()
+
+    @override(Algorithm)
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Write the checkpoint of a trial, in whose run all checkpoints may share their replay."""
+        directory = Path(checkpoint_dir).absolute()
+        self._saves_for_trial = True
+        try:
+            if not self.config.uses_old_api_stack:
+                super().save_checkpoint(str(directory))  # It calls save_to_path.
+                return
+            self._clear(directory)
+            super().save_checkpoint(str(directory))
+            networks = self.get_policy().model.nets.state_dict()
+            networks = {name: value.numpy(force=True) for name, value in networks.items()}
+            self._finish_checkpoint(directory, networks)
+        finally:
+            self._saves_for_trial = False
+
     # Checkpoints of the old stack are one pickled state with the replay beside it.
 
     @override(Algorithm)
@@ -326,21 +463,36 @@ class RERPI(Algorithm):
         self._set_own_state(state)
 
     @override(Algorithm)
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        super().save_checkpoint(checkpoint_dir)
-        if self.config.uses_old_api_stack:
-            self.replay.save_to_path(Path(checkpoint_dir).resolve() / REPLAY)
-
-    @override(Algorithm)
     def load_checkpoint(self, checkpoint_dir: str) -> None:
-        super().load_checkpoint(checkpoint_dir)
-        if self.config.uses_old_api_stack:
-            self.replay.restore_from_path(Path(checkpoint_dir).resolve() / REPLAY)
+        if not self.config.uses_old_api_stack:
+            super().load_checkpoint(checkpoint_dir)
+            return
+        directory = Path(checkpoint_dir).absolute()
+        checkpoint.check_whole(directory)
+        super().load_checkpoint(str(directory))
+        self._restore_old_stack_replay(directory)
+
+    def _restore_old_stack_replay(self, directory: Path) -> None:
+        self.replay.restore_from_path(directory / REPLAY)
+        self._note_missing_replay()
 
     @classmethod
     @override(Algorithm)
-    def from_checkpoint(cls, path: Any, *args: Any, **kwargs: Any) -> RERPI:
-        algorithm: RERPI = super().from_checkpoint(path, *args, **kwargs)
-        if algorithm.config.uses_old_api_stack:
-            algorithm.replay.restore_from_path(Path(path).resolve() / REPLAY)
+    def from_checkpoint(cls, path: Any, filesystem: Any = None, *args: Any, **kwargs: Any) -> RERPI:
+        """Build the algorithm that wrote a checkpoint. This unpickles: see SECURITY.md."""
+        path = path.to_directory() if isinstance(path, Checkpoint) else path
+        with checkpoint.local_copy(path, filesystem) as directory:
+            checkpoint.check_whole(directory)
+            algorithm: RERPI = super().from_checkpoint(str(directory), None, *args, **kwargs)
+            if algorithm.config.uses_old_api_stack:
+                algorithm._restore_old_stack_replay(directory)
         return algorithm
+
+
+def _part(state: dict[str, Any], *names: str) -> dict[str, Any] | None:
+    """Return the state of a component's component, or None if it is not in the state."""
+    for name in names:
+        if name not in state:
+            return None
+        state = state[name]
+    return state

@@ -11,6 +11,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Optional
 
@@ -83,6 +84,14 @@ def train(
     api_stack: Annotated[
         Optional[str], typer.Option(help="RLlib's API stack: new (the default) or old.")
     ] = None,
+    checkpoint_replay: Annotated[
+        Optional[bool],
+        typer.Option(help="Whether checkpoints hold the replay; without it, resuming refills it."),
+    ] = None,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Resume a run of somebody else, whose pickles may do harm."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
 ) -> None:
     """Train an algorithm, with settings from options or from a file (options win)."""
@@ -111,6 +120,7 @@ def train(
         num_env_runners=num_env_runners,
         num_learners=num_learners,
         num_gpus=num_gpus,
+        checkpoint_replay=checkpoint_replay,
     )
     run = plan_run(
         options,
@@ -118,6 +128,7 @@ def train(
         resume=resume,
         storage_path=storage_path,
         name=name,
+        trust=trust,
         report=typer.echo,
     )
     if not quiet and (hint := no_gpu_hint(run.config, run.settings.preset)):
@@ -151,7 +162,14 @@ def evaluate(
     prepare_process(pictures=video is not None)
     from rerpi_rllib.runs.evaluation import evaluate as play
 
-    result = play(checkpoint, episodes=episodes, stochastic=stochastic, video=video, seed=seed)
+    result = play(
+        checkpoint,
+        episodes=episodes,
+        stochastic=stochastic,
+        video=video,
+        seed=seed,
+        report=partial(typer.echo, err=True),
+    )
     if as_json:
         typer.echo(json.dumps(result))
         return

@@ -1,48 +1,117 @@
-"""Finding checkpoints on disk, and reading their contents without starting Ray."""
+"""Finding the checkpoints of runs, and what can be read of them without unpickling anything."""
 
 from __future__ import annotations
 
-import pickle
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ray.rllib.core.rl_module.rl_module import RLModule
-from ray.rllib.policy.policy import Policy
-
+from rerpi_rllib.algorithm import checkpoint as manifests
+from rerpi_rllib.algorithm.checkpoint import DamagedCheckpoint
 from rerpi_rllib.algorithm.config import RERPIConfig
 from rerpi_rllib.algorithm.networks import model_settings
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.settings import LearningSettings
 from rerpi_rllib.runs.settings import RunSettings
 
-_STATE = "algorithm_state.pkl"
-# Where RLlib keeps the networks of the one agent, on its new API stack and on its old one.
-_MODULE = Path("learner_group") / "learner" / "rl_module" / "default_policy"
-_POLICY = Path("policies") / "default_policy"
+Report = Callable[[str], None]
+
+# What RLlib writes into a checkpoint of either API stack.
+_WRITTEN_BY_RLLIB = "rllib_checkpoint.json"
+_NAMED = 3  # So many damaged checkpoints are named where there is no whole one.
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a checkpoint is complete: a crash may have interrupted the copying of files."""
-    if not (path / _STATE).exists() or not any((path / p).exists() for p in (_MODULE, _POLICY)):
-        return False
+    """Return whether there is a checkpoint that is whole, without loading anything of it."""
     try:
-        sizes = pickle.loads((path / "replay" / "state.pkl").read_bytes())["bytes"]
-        return all((path / "replay" / name).stat().st_size == n for name, n in sizes.items())
-    except (OSError, EOFError, KeyError, pickle.UnpicklingError):
+        manifests.check_whole(path)
+    except DamagedCheckpoint:
         return False
+    return True
 
 
-def newest_checkpoint(path: Path) -> Path:
-    """Find the newest complete checkpoint at or below ``path``; the result is an absolute path."""
+def newest_checkpoint(
+    path: Path, *, with_replay: bool = True, report: Report = lambda line: None
+) -> Path:
+    """Find the newest whole checkpoint at or below ``path``; the result is an absolute path.
+
+    Args:
+        path: a checkpoint, or a directory that holds some.
+        with_replay: whether the replay has to be whole, too. A run's checkpoints share its rows.
+        report: called with a line about every newer checkpoint that is not whole.
+    """
     path = path.expanduser().resolve()
     if not path.is_dir():
         raise ValueError(f"There is no directory {str(path)!r}.")
-    if is_checkpoint(path):
+    if (path / manifests.MANIFEST).exists() or (path / _WRITTEN_BY_RLLIB).exists():
+        try:
+            manifests.check_whole(path, with_replay)
+        except DamagedCheckpoint as error:
+            raise ValueError(f"{path} is not a whole checkpoint: {error}.") from None
         return path
-    checkpoints = [p for p in path.glob("**/checkpoint_*") if is_checkpoint(p)]
-    if not checkpoints:
-        raise ValueError(f"There is no complete checkpoint_* at or below {str(path)!r}.")
-    return max(checkpoints, key=lambda p: ((p / _STATE).stat().st_mtime_ns, p.name))
+    damaged = []
+    for checkpoint in _newest_first(path):
+        try:
+            manifests.check_whole(checkpoint, with_replay)
+        except DamagedCheckpoint as error:
+            damaged.append(f"{checkpoint.relative_to(path)}: {error}")
+            continue
+        for line in damaged:
+            report(f"Skipped a checkpoint that is not whole, {line}.")
+        return checkpoint
+    more = f" (and {len(damaged) - _NAMED} more)" if len(damaged) > _NAMED else ""
+    reasons = f" {'; '.join(damaged[:_NAMED])}{more}." if damaged else ""
+    raise ValueError(f"There is no whole checkpoint_* at or below {str(path)!r}.{reasons}")
+
+
+def _newest_first(directory: Path) -> list[Path]:
+    """Order the checkpoints by the time at which they were written, as far as it can be read."""
+
+    def age(checkpoint: Path) -> tuple[float, str]:
+        try:
+            return float(manifests.read_manifest(checkpoint)["time"]), checkpoint.name
+        except DamagedCheckpoint:
+            return checkpoint.stat().st_mtime, checkpoint.name
+
+    found = [path for path in directory.glob("**/checkpoint_*") if path.is_dir()]
+    return sorted(found, key=age, reverse=True)
+
+
+def prune(run: Path, newest: Path, keep: int) -> None:
+    """Delete what earlier parts of a run have left, as soon as it is not needed any more.
+
+    Tune itself deletes old checkpoints, but only those of the part that runs.
+
+    Args:
+        run: the directory of the run.
+        newest: the checkpoint that was just written.
+        keep: how many checkpoints the run keeps in all.
+    """
+    part = newest.parent
+    kept = [path for path in part.glob("checkpoint_*") if (path / manifests.MANIFEST).is_file()]
+    others = [p for p in _newest_first(run) if p.parent != part and p.parent.parent == run]
+    whole = [path for path in others if is_checkpoint(path)] if len(kept) < keep else []
+    for checkpoint in set(others) - set(whole[: max(0, keep - len(kept))]):
+        with suppress(OSError):
+            (checkpoint / manifests.MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    _prune_replay(run, newest)
+
+
+def _prune_replay(run: Path, newest: Path) -> None:
+    """Delete rows of the replay that no checkpoint of the run needs."""
+    needed = set()
+    for checkpoint in run.glob("part-*/checkpoint_*"):
+        with suppress(DamagedCheckpoint):
+            needed |= manifests.shared_files(manifests.read_manifest(checkpoint))
+    with suppress(OSError):
+        # What is younger belongs to a checkpoint that is being written.
+        finished = (newest / manifests.MANIFEST).stat().st_mtime
+        for path in (newest / manifests.SHARED_REPLAY).iterdir():
+            if path.name not in needed and path.stat().st_mtime < finished:
+                path.unlink()
 
 
 def run_of_checkpoint(checkpoint: Path) -> Path:
@@ -54,23 +123,29 @@ def run_of_checkpoint(checkpoint: Path) -> Path:
 
 
 def load_networks(checkpoint: Path) -> ActorCritic:
-    """Load the networks of a checkpoint of either API stack."""
-    _check_version(checkpoint, config_state(checkpoint))
-    if (checkpoint / _POLICY).exists():
-        networks: ActorCritic = Policy.from_checkpoint(str(checkpoint / _POLICY)).model.nets.cpu()
-    else:
-        networks = RLModule.from_checkpoint(checkpoint / _MODULE).nets
-    return networks
+    """Load the networks of a checkpoint of either API stack, from tensors and JSON alone."""
+    manifest = manifests.read_manifest(checkpoint)
+    _check_version(checkpoint, manifest["settings"])
+    return manifests.load_networks(checkpoint, manifest)
 
 
-def config_state(checkpoint: Path) -> dict[str, Any]:
-    """Load all settings of the algorithm that wrote the checkpoint."""
-    if (checkpoint / _POLICY).exists():
-        state: dict[str, Any] = pickle.loads((checkpoint / _STATE).read_bytes())["config"]
-    else:
-        with open(checkpoint / "class_and_ctor_args.pkl", "rb") as file:
-            state = pickle.load(file)["ctor_args_and_kwargs"][0][0]
-    return state
+def holds_replay(checkpoint: Path) -> bool:
+    return bool(manifests.read_manifest(checkpoint)["replay_size"])
+
+
+def check_trusted(checkpoint: Path) -> None:
+    """Raise ``ValueError`` unless this user wrote the checkpoint on this machine."""
+    manifest = manifests.read_manifest(checkpoint)
+    if manifests.is_own(manifest):
+        return
+    writer = manifest.get("written_by")
+    names = writer if isinstance(writer, Mapping) else {}
+    raise ValueError(
+        f"{checkpoint} was not written by you on this machine, but, it says, by "
+        f"{names.get('user')} on {names.get('host')}. Resuming it loads pickles, which can run any "
+        "program with your rights. If you trust whoever wrote it, add --trust; evaluating it is "
+        "safe without."
+    )
 
 
 # Those that changed what a checkpoint holds.
@@ -80,9 +155,9 @@ _NEWEST_SETTINGS = (
 )
 
 
-def _check_version(checkpoint: Path, state: dict[str, Any]) -> None:
+def _check_version(checkpoint: Path, settings: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if the settings in the checkpoint are not those that there are now."""
-    missing = sorted(key for key in _NEWEST_SETTINGS if key not in state)
+    missing = sorted(key for key in _NEWEST_SETTINGS if key not in settings)
     if missing:
         raise ValueError(
             f"{checkpoint} was written by an older version with other networks: it has no "
@@ -92,17 +167,17 @@ def _check_version(checkpoint: Path, state: dict[str, Any]) -> None:
 
 def check_resumable(checkpoint: Path, config: RERPIConfig) -> None:
     """Raise ``ValueError`` if the checkpoint has another task, API stack or other networks."""
-    is_old = (checkpoint / _POLICY).exists()
-    if is_old != config.uses_old_api_stack:
-        stack = "old" if is_old else "new"
+    manifest = manifests.read_manifest(checkpoint)
+    stack = manifest["api_stack"]
+    if stack != ("old" if config.uses_old_api_stack else "new"):
         raise ValueError(f"{checkpoint} is of RLlib's {stack} API stack: a run cannot change it.")
-    state = config_state(checkpoint)
-    _check_version(checkpoint, state)
-    if state["env"] != config.env:
+    _check_version(checkpoint, manifest["settings"])
+    if manifest["env"] != config.env:
         raise ValueError(
-            f"{checkpoint} is of env={state['env']} and not {config.env}. A run cannot change it."
+            f"{checkpoint} is of env={manifest['env']} and not {config.env}. A run cannot change it."
         )
-    before, after = model_settings(state), model_settings(vars(config))
+    before = manifests.as_json(model_settings(manifest["settings"]))
+    after = manifests.as_json(model_settings(vars(config)))
     for name in ("policy", "critic", "networks", "normalize_returns"):
         if before[name] != after[name]:
             raise ValueError(

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from rerpi_rllib import envs
+from rerpi_rllib.algorithm.checkpoint import read_manifest
 from rerpi_rllib.algorithm.env_runner import ToEnvUnits
 from rerpi_rllib.algorithm.networks import act
 from rerpi_rllib.core.networks import ActorCritic
-from rerpi_rllib.runs.checkpoints import config_state, load_networks, newest_checkpoint
+from rerpi_rllib.runs.checkpoints import Report, load_networks, newest_checkpoint
 
 
 def evaluate(
@@ -23,21 +24,29 @@ def evaluate(
     stochastic: bool = False,
     video: Path | None = None,
     seed: int = 0,
+    report: Report = lambda line: None,
 ) -> dict[str, Any]:
     """Play whole episodes and return what `rllib evaluate --json` prints.
+
+    Nothing is unpickled, so that the checkpoint may be of somebody else.
 
     Args:
         checkpoint: a checkpoint, or the directory of a run, whose newest one is taken.
         stochastic: sample actions instead of taking the mean of the policy.
         video: where to write a video of the first episode.
         seed: seeds the first episode; the others follow with the next numbers.
+        report: called with a line about every newer checkpoint that is not whole.
     """
     if episodes < 1:
         raise ValueError(f"--episodes {episodes} is not allowed: it must be at least 1.")
-    checkpoint = newest_checkpoint(checkpoint)
-    state = config_state(checkpoint)
+    checkpoint = newest_checkpoint(checkpoint, with_replay=False, report=report)
+    manifest = read_manifest(checkpoint)
+    if not isinstance(manifest["env_config"], dict):
+        raise ValueError(
+            f"The env_config of {checkpoint} holds objects: only RERPI.from_checkpoint reads them."
+        )
     nets = load_networks(checkpoint)
-    env = envs.make(state["env"], render=video is not None, **state["env_config"])
+    env = envs.make(manifest["env"], render=video is not None, **manifest["env_config"])
     to_env_units = ToEnvUnits(env.action_space)
     torch.manual_seed(seed)
     returns, lengths = [], []
@@ -59,7 +68,7 @@ def evaluate(
             frames.close()
         env.close()
     return {
-        "env": state["env"],
+        "env": manifest["env"],
         "episodes": episodes,
         "return_mean": float(np.mean(returns)),
         "return_std": float(np.std(returns)),

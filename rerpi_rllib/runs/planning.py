@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rerpi_rllib import RERPIConfig
-from rerpi_rllib.runs.checkpoints import check_resumable, newest_checkpoint, run_of_checkpoint
+from rerpi_rllib.runs.checkpoints import (
+    Report,
+    check_resumable,
+    check_trusted,
+    holds_replay,
+    newest_checkpoint,
+    run_of_checkpoint,
+)
 from rerpi_rllib.runs.settings import DEFAULT_ENV, Configuration, RunSettings
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Options:
     num_env_runners: int | None = None
     num_learners: int | None = None
     num_gpus: float | None = None
+    checkpoint_replay: bool | None = None
 
     def apply_to(self, settings: RunSettings) -> RunSettings:
         """Return the settings with these options on top; an option wins over a setting."""
@@ -53,6 +59,7 @@ class Options:
             "num_env_runners": self.num_env_runners,
             "num_learners": self.num_learners,
             "num_gpus_per_learner": self.num_gpus,
+            "checkpoint_replay": self.checkpoint_replay,
         }
         return {key: value for key, value in settings.items() if value is not None}
 
@@ -81,6 +88,7 @@ def plan_run(
     resume: Path | None = None,
     storage_path: Path = Path("runs"),
     name: str | None = None,
+    trust: bool = False,
     report: Report = print,
 ) -> PlannedRun:
     """Merge a file or the settings of a resumed run with the options, and check the result.
@@ -91,17 +99,27 @@ def plan_run(
         resume: the directory of a run, or a checkpoint, to go on from.
         storage_path: where the directories of new runs are.
         name: the name of a new run's directory; by default one with algorithm, task and time.
+        trust: whether to resume a run that somebody else may have written.
         report: called with what the user should know about choices made for him.
     """
     if file is not None and resume is not None:
         raise ValueError("--resume goes on with the run's own settings: leave 'file FILE' out.")
+    if trust and resume is None:
+        raise ValueError("--trust is for --resume DIR: leave it out.")
     if resume is not None:
-        checkpoint = newest_checkpoint(resume)
+        checkpoint = newest_checkpoint(resume, report=report)
         directory = run_of_checkpoint(checkpoint)
         before = RunSettings.from_file(directory / RunSettings.FILE_NAME)
         settings = options.apply_to(before)
         config = settings.build_config(accepted=before.config.keys() - (options.config or {}).keys())
         check_resumable(checkpoint, config)
+        if not trust:
+            check_trusted(checkpoint)
+        if not holds_replay(checkpoint):
+            report(
+                f"{checkpoint.name} holds no replay: learning goes on after "
+                f"{config.num_steps_sampled_before_learning_starts} new steps."
+            )
         return PlannedRun(settings, config, directory, checkpoint)
     settings = options.apply_to(_new_settings(options, file, report))
     config = settings.build_config()

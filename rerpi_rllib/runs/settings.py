@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rerpi_rllib import DDPGConfig, MPOConfig, RERPIConfig, SVG0Config, envs
+from rerpi_rllib.algorithm.checkpoint import versions
 from rerpi_rllib.algorithm.config import PRESETS
 from rerpi_rllib.algorithm.spaces import check_spaces
 from rerpi_rllib.runs.files import (
@@ -64,7 +60,7 @@ class RunSettings:
         """Write ``run.json``, and beside it the versions of the packages that make the run."""
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / self.FILE_NAME, asdict(self))
-        write_json(directory / VERSIONS_FILE, _versions())
+        write_json(directory / VERSIONS_FILE, versions())
 
     def flat(self) -> dict[str, Any]:
         """Return all that was asked for except task and seed, as one flat mapping."""
@@ -191,15 +187,3 @@ def short_task_name(env: str) -> str:
 def format_value(value: Any) -> str:
     """Format a setting's value for labels and directories."""
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _versions() -> dict[str, str]:
-    packages = ("rerpi-rllib", "ray", "torch", "gymnasium", "dm_control", "mujoco", "numpy")
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return {
-        "python": platform.python_version(),
-        **{package: version(package) for package in packages},
-        "system": platform.platform(),
-        "cpus": str(os.cpu_count()),
-        "gpu": device,
-    }

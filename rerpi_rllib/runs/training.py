@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
-from ray.tune import Callback, CheckpointConfig, Stopper, TuneError
+from ray.tune import Callback, Checkpoint, CheckpointConfig, Stopper, TuneError
 from ray.tune.experiment import Trial
 from ray.tune.result import SHOULD_CHECKPOINT
 
-from rerpi_rllib.runs.checkpoints import newest_checkpoint
+from rerpi_rllib.algorithm.rerpi import SHARED_REPLAY_DIRECTORY
+from rerpi_rllib.runs.checkpoints import newest_checkpoint, prune
 from rerpi_rllib.runs.display import TrainingDisplay
 from rerpi_rllib.runs.errors import RunFailed
 from rerpi_rllib.runs.machine import running_ray
@@ -73,6 +74,18 @@ class CheckpointByTime(Callback):
             result[SHOULD_CHECKPOINT] = True
 
 
+class PruneOldParts(Callback):
+    """Deletes old checkpoints of all parts of a run, and the rows of the replay that they needed."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+
+    def on_checkpoint(
+        self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: Checkpoint, **info: Any
+    ) -> None:
+        prune(self._run, Path(checkpoint.path), _CHECKPOINTS_KEPT)
+
+
 def train(run: PlannedRun, *, quiet: bool = False) -> Outcome:
     """Train until a stopping rule is met or the user presses Ctrl-C; always leave a checkpoint.
 
@@ -101,9 +114,9 @@ def train(run: PlannedRun, *, quiet: bool = False) -> Outcome:
                 settings.algo,
                 name=directory.name,
                 storage_path=str(directory.parent),
-                config=config.to_dict(),
+                config={**config.to_dict(), SHARED_REPLAY_DIRECTORY: str(directory / "replay")},
                 stop=stop,
-                callbacks=[CheckpointByTime(), display],
+                callbacks=[CheckpointByTime(), PruneOldParts(directory), display],
                 checkpoint_config=CheckpointConfig(
                     checkpoint_at_end=True, num_to_keep=_CHECKPOINTS_KEPT
                 ),
