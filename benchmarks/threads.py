@@ -16,7 +16,7 @@ import common
 import torch
 import update
 
-from rerpi_rllib.algorithm.process import keep_freed_memory
+from rerpi_rllib.algorithm.process import give_way, keep_freed_memory
 from rerpi_rllib.core.optimizers import make_optimizers
 from rerpi_rllib.core.threads import Crew, set_threads
 from rerpi_rllib.core.updates import run_updates
@@ -53,7 +53,7 @@ def _updates(
     columns = {name: torch.from_numpy(column) for name, column in batch.items()}
 
     def run() -> None:
-        set_threads(threads)
+        set_threads(threads, give_way)
         run_updates(nets, settings, columns, size[2], **how)
 
     return run

@@ -34,7 +34,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rerpi_rllib import RERPIConfig
 from rerpi_rllib.algorithm.networks import build_networks
-from rerpi_rllib.algorithm.process import compile_sampled_values, keep_freed_memory
+from rerpi_rllib.algorithm.process import (
+    compile_sampled_values,
+    give_way,
+    keep_freed_memory,
+)
 from rerpi_rllib.core.gradients import Gradients
 from rerpi_rllib.core.layers import _onednn_product, choose_fastest
 from rerpi_rllib.core.networks import ActorCritic
@@ -165,7 +169,7 @@ def networks(size: tuple, config: RERPIConfig) -> tuple[ActorCritic, LearningSet
 def core(size: tuple, num_actions: int = ACTIONS) -> Callable[[dict[str, np.ndarray]], None]:
     """Return a function that makes the updates for a batch with the bare core."""
     config = config_for(size).training(num_action_samples=num_actions).environment("Pendulum-v1")
-    set_threads(THREADS)
+    set_threads(THREADS, give_way)
     keep_freed_memory()
     choose_fastest()
     compile_sampled_values()

@@ -118,8 +118,8 @@ def test_policies_that_are_no_gaussian_sample_as_ever():
     config = tiny_config(policy="mixture").environment(Counting)
     config._accepted_settings = {"noise_correlation": 0.8}  # As a preset has it.
     config.training(noise_correlation=0.8)
-    for config in (runner.config, config):
-        assert len(RERPIEnvRunner(config=config).sample(num_timesteps=9, explore=True)) > 0
+    for each in (runner.config, config):
+        assert len(RERPIEnvRunner(config=each).sample(num_timesteps=9, explore=True)) > 0
 
 
 def test_noise_is_no_part_of_the_weights():

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,17 +26,24 @@ from rerpi_rllib.core.threads import set_threads
 logger = logging.getLogger(__name__)
 
 _SECONDS_TO_COMPILE = 60.0  # It takes one.
+_NICENESS = 4  # Ray's workers have 15, and 19 is the most.
 
 
 def set_up_learning(config: AlgorithmConfig) -> int:
     """Set up how this process computes, and return the number of its threads."""
     threads = learner_threads(config)
-    set_threads(threads)
+    set_threads(threads, give_way)
     keep_freed_memory()
     choose_fastest()
     if config.num_gpus_per_learner == 0:
         compile_sampled_values()
     return threads
+
+
+def give_way() -> None:
+    """Lower the priority of the thread that calls this, on systems where each has its own."""
+    if sys.platform == "linux":
+        os.nice(_NICENESS)
 
 
 @functools.cache

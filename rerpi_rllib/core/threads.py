@@ -6,8 +6,6 @@ much as it gains.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TypeVar
@@ -16,25 +14,21 @@ import torch
 
 _Result = TypeVar("_Result")
 _helpers: ThreadPoolExecutor | None = None
+_give_way: Callable[[], object] | None = None
 _num_threads = 1
-_NICENESS = 4  # Ray's workers have 15, and 19 is the most.
 
 
-def one_torch_thread_each(threads: int, *, yields: bool = False) -> ThreadPoolExecutor:
-    """Make a pool whose threads start when they are first needed.
+def one_torch_thread_each(
+    threads: int, set_up: Callable[[], object] | None = None
+) -> ThreadPoolExecutor:
+    """Make a pool whose threads start when they are first needed; each calls ``set_up`` then."""
 
-    Args:
-        threads: their number.
-        yields: whether they leave the processor to other threads of the process that want it, where
-            threads have priorities of their own.
-    """
-
-    def set_up() -> None:
+    def initialize() -> None:
         torch.set_num_threads(1)
-        if yields and sys.platform == "linux":
-            os.nice(_NICENESS)
+        if set_up is not None:
+            set_up()
 
-    return ThreadPoolExecutor(threads, initializer=set_up)
+    return ThreadPoolExecutor(threads, initializer=initialize)
 
 
 class Crew:
@@ -46,15 +40,21 @@ class Crew:
 
     def __init__(self) -> None:
         self.policy = one_torch_thread_each(1)
-        self.preparation = one_torch_thread_each(1, yields=True)
+        self.preparation = one_torch_thread_each(1, _give_way)
 
 
-def set_threads(threads: int) -> None:
-    """Set the number of threads for this process's updates; torch's operations take one each."""
-    global _helpers, _num_threads
+def set_threads(threads: int, give_way: Callable[[], object] | None = None) -> None:
+    """Set the number of threads for this process's updates; torch's operations take one each.
+
+    Args:
+        threads: their number.
+        give_way: called by each thread that works for others, to let them go first.
+    """
+    global _helpers, _num_threads, _give_way
     torch.set_num_threads(1)
+    _give_way = give_way
     if threads != _num_threads:
-        _helpers = one_torch_thread_each(threads - 1, yields=True) if threads > 1 else None
+        _helpers = one_torch_thread_each(threads - 1, give_way) if threads > 1 else None
         _num_threads = threads
 
 
