@@ -12,7 +12,7 @@ from ray.rllib.core.rl_module.apis import InferenceOnlyAPI
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor
 
-from rerpi_rllib.algorithm.networks import act, build_networks
+from rerpi_rllib.algorithm.networks import act, build_networks, usable
 from rerpi_rllib.core.losses import rerpi_losses
 from rerpi_rllib.core.policies import Distribution, Policy
 from rerpi_rllib.core.policies.gaussian import Gaussian
@@ -110,7 +110,7 @@ class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
 
     @torch.no_grad()
     def _act(self, batch: dict[str, Any], explore: bool) -> dict[str, Any]:
-        decoded, actions, policy = act(self.nets, batch[Columns.OBS], explore)
+        decoded, actions, policy = act(self.nets, usable(batch[Columns.OBS]), explore)
         return {
             Columns.ACTIONS: decoded,
             Columns.ACTION_LOGP: policy.log_prob(actions),

@@ -19,7 +19,7 @@ from ray.rllib.utils.torch_utils import apply_grad_clipping
 from torch import Tensor, nn
 
 from rerpi_rllib.algorithm.config import RERPIConfig, steps_per_row
-from rerpi_rllib.algorithm.networks import act, build_networks, model_settings
+from rerpi_rllib.algorithm.networks import act, build_networks, model_settings, usable
 from rerpi_rllib.algorithm.process import make_gradients
 from rerpi_rllib.core.losses import Batch, Metrics, rerpi_losses
 from rerpi_rllib.core.optimizers import make_optimizers
@@ -85,7 +85,7 @@ class RERPITorchPolicy(TorchPolicyV2):
     def action_sampler_fn(
         self, model: Any, *, obs_batch: Any, state_batches: Any, explore: bool = True, **kwargs: Any
     ) -> tuple[Tensor, Tensor, None, list[Tensor]]:
-        decoded, actions, policy = act(model.nets, obs_batch[SampleBatch.OBS], explore)
+        decoded, actions, policy = act(model.nets, usable(obs_batch[SampleBatch.OBS]), explore)
         return decoded, policy.log_prob(actions), None, state_batches or []
 
     @override(TorchPolicyV2)
@@ -124,7 +124,11 @@ class RERPITorchPolicy(TorchPolicyV2):
                 "gradients": self._gradients,
             }
         else:
-            how = {"step": self._rllib_step, "ahead": is_own}
+            how = {
+                "optimizers": self._optimizers_by_name,
+                "step": self._rllib_step,
+                "ahead": is_own,
+            }
         means = run_updates(nets, self.settings, columns, self._rows_per_update, **how)
         self.num_grad_updates += int(nets.num_updates) - before
         return {

@@ -71,6 +71,10 @@ def train(
     ] = None,
     num_learners: Annotated[Optional[int], typer.Option(help="Learner processes.")] = None,
     num_gpus: Annotated[Optional[float], typer.Option(help="GPUs for each learner.")] = None,
+    env_timeout: Annotated[
+        Optional[float],
+        typer.Option(help="Seconds until an environment that hangs is started anew [300]."),
+    ] = None,
     storage_path: Annotated[Path, typer.Option(help="Where runs go.")] = Path("runs"),
     name: Annotated[Optional[str], typer.Option(help="The run's directory there.")] = None,
     resume: Annotated[
@@ -111,6 +115,7 @@ def train(
         num_env_runners=num_env_runners,
         num_learners=num_learners,
         num_gpus=num_gpus,
+        env_timeout=env_timeout,
     )
     run = plan_run(
         options,

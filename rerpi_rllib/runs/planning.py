@@ -29,6 +29,7 @@ class Options:
     num_env_runners: int | None = None
     num_learners: int | None = None
     num_gpus: float | None = None
+    env_timeout: float | None = None
 
     def apply_to(self, settings: RunSettings) -> RunSettings:
         """Return the settings with these options on top; an option wins over a setting."""
@@ -53,6 +54,7 @@ class Options:
             "num_env_runners": self.num_env_runners,
             "num_learners": self.num_learners,
             "num_gpus_per_learner": self.num_gpus,
+            "env_timeout_s": self.env_timeout,
         }
         return {key: value for key, value in settings.items() if value is not None}
 
