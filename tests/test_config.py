@@ -81,6 +81,8 @@ def test_defaults_are_the_papers():
         ("num_mixture_components", 0),
         ("entropy_weight", -1.0),
         ("tanh_mean", 1),
+        ("env_timeout_s", 0),
+        ("max_bad_episode_share", 1.5),
     ],
 )
 def test_a_wrong_value_is_named(key, value):
@@ -324,3 +326,12 @@ def test_learner_takes_a_gpu_when_the_cluster_has_one(monkeypatch):
     assert _bundles()[0] == {"CPU": 1, "GPU": 1}
     # One GPU is not enough for two learners.
     assert all("GPU" not in bundle for bundle in _bundles(num_learners=2))
+
+
+def test_nobody_waits_for_an_environment_in_the_main_process():
+    config = RERPIConfig().environment("Pendulum-v1").training(env_timeout_s=60.0)
+    config.validate()
+    config.env_runners(num_env_runners=0)
+    with pytest.raises(ValueError, match=r"env_timeout_s=60.0 has no effect with num_env_runners=0"):
+        config.validate()
+    config.training(env_timeout_s=300.0).validate()

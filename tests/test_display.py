@@ -74,6 +74,20 @@ def test_a_constraint_that_nobody_has_heard_of_is_shown(monkeypatch):
         assert all(word in output.getvalue() for word in words), output.getvalue()
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_faults_are_shown_if_there_were_any(monkeypatch, terminal):
+    assert "bad episodes" not in _watch(monkeypatch, force_terminal=terminal, width=200)
+    result = _result(1, value=3.0) | {"num_bad_episodes": 3, "num_learner_restarts": 0}
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=terminal, width=200)
+    display = TrainingDisplay("x", {}, CONSTRAINTS, console=console)
+    display.setup()
+    display.on_trial_result(0, [], None, result | {"num_nonfinite_updates": 1050})
+    display.close()
+    assert "bad episodes 3, undone updates 1,050" in output.getvalue()
+    assert "learner restarts" not in output.getvalue()
+
+
 def test_quiet_is_quiet():
     output = io.StringIO()
     display = TrainingDisplay("x", {}, CONSTRAINTS, quiet=True, console=Console(file=output))

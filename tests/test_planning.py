@@ -49,6 +49,7 @@ def test_options_win_over_the_file(file, tmp_path):
         stop={"updates": 3},
         config={"epsilon": 0.05, "num_env_runners": 3},
         num_env_runners=1,
+        env_timeout=60.0,
         api_stack="old",
     )
     settings = plan_run(options, file=file, storage_path=tmp_path, report=said.append).settings
@@ -58,6 +59,7 @@ def test_options_win_over_the_file(file, tmp_path):
         "epsilon": 0.05,
         "gamma": 0.9,
         "num_env_runners": 1,
+        "env_timeout_s": 60.0,
         "enable_rl_module_and_learner": False,
         "enable_env_runner_and_connector_v2": False,
     }

@@ -302,6 +302,24 @@ INTERNALS: tuple[Internal, ...] = (
         "As above.",
     ),
     Internal(
+        "ray.rllib.env.env_runner_group.EnvRunnerGroup",
+        "_worker_manager",
+        "the algorithm",
+        "Kills an EnvRunner that hangs and marks it as unhealthy, so that RLlib starts it anew.",
+    ),
+    Internal(
+        "ray.rllib.core.learner.learner_group.LearnerGroup",
+        "_worker_manager",
+        "the algorithm and its faults",
+        "Whether all remote learners are alive; ends the others when they are replaced.",
+    ),
+    Internal(
+        "ray.rllib.core.learner.learner_group.LearnerGroup",
+        "_is_shut_down",
+        "the algorithm's faults",
+        "Marks a group as shut down whose processes are gone.",
+    ),
+    Internal(
         "ray.rllib.policy.torch_policy_v2.TorchPolicyV2",
         "_optimizers",
         "the old stack's policy and its test",

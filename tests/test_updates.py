@@ -173,11 +173,13 @@ def test_a_module_of_the_users_keeps_rllibs_steps(monkeypatch):
     assert _leaves_steps_to_rllib(learner)
 
 
-class _Nets:
+class _Nets(torch.nn.Module):
     """Counts how often its targets were copied."""
 
     def __init__(self):
-        self.copies, self.constraints, self.num_updates = 0, {}, torch.zeros((), dtype=torch.int64)
+        super().__init__()
+        self.copies, self.constraints = 0, {}
+        self.register_buffer("num_updates", torch.zeros((), dtype=torch.int64))
 
     def update_targets(self):
         self.copies += 1

@@ -89,6 +89,10 @@ UpdateRatio: TypeAlias = Annotated[
         "a number above 0, or None to let learner and EnvRunners run free",
     ),
 ]
+Timeout: TypeAlias = Annotated[
+    float | None,
+    Check(lambda v: v is None or _is_positive(v), "a number above 0, or None to wait for ever"),
+]
 Count: TypeAlias = Annotated[
     int, Check(lambda v: _is_int(v) and v >= 1, "a whole number of at least 1")
 ]

@@ -145,6 +145,9 @@ class RERPIConfig(AlgorithmConfig):
         self.updates_per_env_step: float | None = None
         self.num_steps_sampled_before_learning_starts = 1_000
         self.compile_updates: WhenToCompile = "background"
+        # Faults.
+        self.max_bad_episode_share = 0.1
+        self.env_timeout_s: float | None = 300.0
 
         # RLlib's own settings have defaults that fit.
         self.gamma = 0.99
@@ -262,6 +265,8 @@ class RERPIConfig(AlgorithmConfig):
         initial_stddev: checks.Positive = NotProvided,
         noise_correlation: checks.Correlation = NotProvided,
         compile_updates: WhenToCompile = NotProvided,
+        max_bad_episode_share: checks.Fraction = NotProvided,
+        env_timeout_s: checks.Timeout = NotProvided,
         **kwargs: Any,
     ) -> RERPIConfig:
         """Set what the algorithm does; a setting that is not listed here is RLlib's own.
@@ -352,6 +357,13 @@ class RERPIConfig(AlgorithmConfig):
                 on CPUs and in runs with EnvRunners of their own (others are to be the same for a
                 seed); "at_start" before the first update, in any run; "never" not at all. Without a
                 C++ compiler the update stays as it is.
+            max_bad_episode_share: how many of the last 100 episodes may be dropped because of
+                observations or rewards that are NaN, infinite or beyond 1e15, before the run ends
+                with an error; 1.0 lets any number pass.
+            env_timeout_s: seconds after which an EnvRunner that returns no steps is killed and
+                started anew, because its environment hangs; None waits for ever. One that answers
+                returns ``rollout_fragment_length`` steps of each of its environments. Without remote
+                EnvRunners the environment is in the main process, which nobody restarts.
             **kwargs: the bounds ``epsilon_<part>`` of other policies in ``POLICIES``, and settings of
                 RLlib's own, such as ``lr``, ``gamma`` and ``train_batch_size_per_learner``.
         """

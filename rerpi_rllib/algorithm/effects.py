@@ -93,6 +93,7 @@ def _needs() -> dict[str, Sequence[Sequence[Need]]]:
             [weighted, Need("temperature_solver", ("adam",)), continuous, penalty],
         ],
         "compile_updates": [TO_TAKE_OWN_STEPS],
+        "env_timeout_s": [[Need("num_env_runners", excluded=(0,))]],
         "num_mixture_components": [[Need("policy", ("mixture",))]],
         "min_stddev": [[stochastic]],
         "initial_stddev": [[continuous]],

@@ -18,7 +18,10 @@ from rerpi_rllib.algorithm.rl_module import METRICS, TOTAL_LOSS, RERPITorchRLMod
 from rerpi_rllib.core.losses import Batch, Metrics
 from rerpi_rllib.core.optimizers import make_optimizers
 from rerpi_rllib.core.threads import Crew
-from rerpi_rllib.core.updates import run_updates
+from rerpi_rllib.core.updates import NonFiniteUpdates, run_updates
+
+# The key of a call's results under which it says why its updates were undone.
+UNDONE = "undone"
 
 
 class RERPITorchLearner(TorchLearner):
@@ -44,8 +47,14 @@ class RERPITorchLearner(TorchLearner):
     def _how_to_step(self, config: AlgorithmConfig) -> dict[str, Any]:
         """Return the arguments of :func:`run_updates` that say who takes the steps."""
         is_own = self._is_of_this_package and all(need.holds(config) for need in TO_TAKE_OWN_STEPS)
+        optimizers = dict(self.get_optimizers_for_module(DEFAULT_MODULE_ID))
         if not is_own:
-            return {"step": self._rllib_step, "ahead": self._is_of_this_package}
+            return {
+                "optimizers": optimizers,
+                "step": self._rllib_step,
+                "ahead": self._is_of_this_package,
+                "agree": self._agree,
+            }
         # Synchronous runs take the steps in turn, to be repeatable.
         side_by_side = (
             self._threads > 1
@@ -54,7 +63,7 @@ class RERPITorchLearner(TorchLearner):
             and config.fit != "value_gradient"
         )
         return {
-            "optimizers": dict(self.get_optimizers_for_module(DEFAULT_MODULE_ID)),
+            "optimizers": optimizers,
             "gradients": self._gradients,
             "crew": self._crew if side_by_side else None,
         }
@@ -63,6 +72,14 @@ class RERPITorchLearner(TorchLearner):
         outputs, _, _ = self._update({DEFAULT_MODULE_ID: minibatch})
         metrics: Metrics = outputs[DEFAULT_MODULE_ID][METRICS]
         return metrics
+
+    def _agree(self, is_sound: bool) -> bool:
+        """Tell whether the updates of all learners are sound: each sees a part of a batch only."""
+        if self.config.num_learners < 2:
+            return is_sound
+        flag = torch.tensor(float(is_sound), device=self._device)
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN)
+        return bool(flag)
 
     @override(TorchLearner)
     def configure_optimizers_for_module(
@@ -123,13 +140,16 @@ class RERPITorchLearner(TorchLearner):
             module.nets.set_observation_moments(*map(torch.from_numpy, observation_moments))
         if return_scale is not None:
             module.nets.set_return_scale(return_scale)
-        means = run_updates(
-            module.nets,
-            module.settings,
-            batch.policy_batches[DEFAULT_MODULE_ID],
-            minibatch_size,
-            **self._how_to_step(self.config.get_config_for_module(DEFAULT_MODULE_ID)),
-        )
+        try:
+            means = run_updates(
+                module.nets,
+                module.settings,
+                batch.policy_batches[DEFAULT_MODULE_ID],
+                minibatch_size,
+                **self._how_to_step(self.config.get_config_for_module(DEFAULT_MODULE_ID)),
+            )
+        except NonFiniteUpdates as reason:  # An error would end a remote learner.
+            return {UNDONE: str(reason)}
         for name, mean in means.items():
             self.metrics.log_value((DEFAULT_MODULE_ID, name), mean, reduce="mean")
         self._log_steps_trained_metrics(batch)

@@ -11,6 +11,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
+from rerpi_rllib.algorithm.faults import LARGEST_NUMBER
 from rerpi_rllib.algorithm.moments import LARGEST_RETURN
 from rerpi_rllib.algorithm.spaces import check_spaces, is_bounded
 from rerpi_rllib.core.layers import NetworkSettings
@@ -138,6 +139,11 @@ def act(
         assert isinstance(policy, Gaussian)
         actions = policy.displaced(noise())
     return nets.policy.decode_actions(actions), actions, policy
+
+
+def usable(observations: Tensor) -> Tensor:
+    """Return observations that a policy can act on; broken ones are dropped after they have been."""
+    return observations.nan_to_num(posinf=0.0, neginf=0.0).clamp(-LARGEST_NUMBER, LARGEST_NUMBER)
 
 
 class _Acting(nn.Module):

@@ -29,6 +29,7 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.utils.checkpoints import Checkpointable
 
 from rerpi_rllib.algorithm.checkpoint import SHARED_REPLAY, flush_directory
+from rerpi_rllib.algorithm.faults import Screening
 from rerpi_rllib.algorithm.moments import Moments, ReturnScale
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -89,6 +90,7 @@ class ReplayBuffer(Checkpointable):
         # Of all steps that were ever added, also those that are stored no longer.
         self.moments = Moments(observation_size)
         self.returns = ReturnScale(gamma, num_lanes)
+        self.screening = Screening()
         self._rng = np.random.default_rng(seed)
         # What checkpoints of a run have written: files with rows, and the heads at that time.
         self._segments: list[dict[str, Any]] = []
@@ -116,6 +118,7 @@ class ReplayBuffer(Checkpointable):
             log_probs=episode.get_extra_model_outputs(Columns.ACTION_LOGP),
             terminated=episode.is_terminated,
             done=episode.is_done,
+            first_step=episode.t_started,
         )
 
     def add_batch(self, batch: SampleBatch) -> None:
@@ -132,6 +135,7 @@ class ReplayBuffer(Checkpointable):
                 log_probs=piece[SampleBatch.ACTION_LOGP],
                 terminated=terminated,
                 done=terminated or bool(piece[SampleBatch.TRUNCATEDS][-1]),
+                first_step=int(piece[SampleBatch.T][0]),
             )
 
     def add(
@@ -144,8 +148,9 @@ class ReplayBuffer(Checkpointable):
         log_probs: Array,
         terminated: bool,
         done: bool,
+        first_step: int = 0,
     ) -> None:
-        """Store L steps of an episode.
+        """Store L steps of an episode, unless there are numbers that nothing can be learned from.
 
         Args:
             episode_id: the same for all pieces of one episode.
@@ -153,9 +158,19 @@ class ReplayBuffer(Checkpointable):
             actions, rewards, log_probs: ``[L, D]``, ``[L]`` and ``[L]``.
             terminated: whether the last step ended in a terminal state.
             done: whether the episode ends here, terminated or truncated.
+            first_step: the number of the first of these steps in its episode.
         """
         length = len(rewards)
         if length == 0:
+            return
+        columns = {
+            "observation": observations,
+            "reward": rewards,
+            "action": actions,
+            "log-probability": log_probs,
+        }
+        if not self.screening.passes(episode_id, columns, first_step=first_step, done=done):
+            self._open.pop(episode_id, None)  # What is stored of it stays valid.
             return
         self.moments.add(observations[episode_id in self._open :])
         lane, continued = self._lane_for(episode_id)

@@ -8,12 +8,14 @@ import shutil
 import tempfile
 import time
 import traceback
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 import torch
+from ray.exceptions import RayActorError
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import (
     COMPONENT_LEARNER,
@@ -23,6 +25,7 @@ from ray.rllib.core import (
 )
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.policy.policy import Policy
 from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from ray.rllib.utils.annotations import override
@@ -45,10 +48,21 @@ from ray.tune.result import STDERR_FILE, STDOUT_FILE, TRIAL_INFO
 
 from rerpi_rllib.algorithm import checkpoint
 from rerpi_rllib.algorithm.config import RERPIConfig
+from rerpi_rllib.algorithm.faults import (
+    FAULTS,
+    NUM_BAD_EPISODES,
+    NUM_ENV_RUNNER_RESTARTS,
+    NUM_LEARNER_RESTARTS,
+    NUM_NONFINITE_UPDATES,
+    LearnerBackup,
+    Waiting,
+)
+from rerpi_rllib.algorithm.learner import UNDONE
 from rerpi_rllib.algorithm.process import set_up_learning
 from rerpi_rllib.algorithm.rate_limiter import RateLimiter
 from rerpi_rllib.algorithm.replay import ReplayBuffer
 from rerpi_rllib.core.threads import one_torch_thread_each
+from rerpi_rllib.core.updates import NonFiniteUpdates
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +78,7 @@ _MAX_ROWS_PER_CALL = 2**18
 _SECONDS_PER_CALL = 1.0
 _SECONDS_BETWEEN_LOOKS = 0.05
 _MAX_FAILURES_IN_A_ROW = 3
+_SECONDS_TO_STOP = 10.0
 
 
 def _sample_and_get_metrics(env_runner: EnvRunner) -> tuple[Any, dict[str, Any] | None] | str:
@@ -126,7 +141,12 @@ class RERPI(Algorithm):
             self.config.num_steps_sampled_before_learning_starts,
         )
         self._seconds_per_update = 0.0
-        self._failures_in_a_row = 0
+        self._failures_in_a_row = self._undone_in_a_row = self._losses_in_a_row = 0
+        self._has_named_bad_episode = False
+        self._waiting = Waiting()
+        self._backup = LearnerBackup()
+        for name in FAULTS:
+            self._count(name, 0)
         self._old_stack_results: dict[str, Any] = {}
         if self.config.uses_old_api_stack:
             set_up_learning(self.config)
@@ -138,20 +158,28 @@ class RERPI(Algorithm):
     @override(Algorithm)
     def training_step(self) -> dict[str, Any] | None:
         """Gather what the EnvRunners have sampled, learn as much as is due, send out new weights."""
+        if self._has_lost_learners:
+            self._replace_learners()
         with self.metrics.log_time((TIMERS, SAMPLE_TIMER)):
             # While updates are due, do not wait for the environments.
             self._collect(wait=0.0 if self._updates_due() else 0.2)
-        while updates := self._updates_due():
-            with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
-                self._learn(updates)
-            if self._is_asynchronous or self.config.updates_per_env_step is None:
-                break  # There may always be more to do.
-        if self._limiter.updates:
-            with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
-                self.env_runner_group.sync_weights(
-                    from_worker_or_learner_group=self.learner_group,
-                    inference_only=self.learner_group is not None,
-                )
+        try:
+            while updates := self._updates_due():
+                with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
+                    self._learn(updates)
+                if self._is_asynchronous or self.config.updates_per_env_step is None:
+                    break  # There may always be more to do.
+            if self._limiter.updates:
+                with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
+                    self.env_runner_group.sync_weights(
+                        from_worker_or_learner_group=self.learner_group,
+                        inference_only=self.learner_group is not None,
+                    )
+        except RayActorError:
+            if not self._has_lost_learners:
+                raise
+            # The next call replaces them.
+            logger.warning("A learner was lost:\n%s", traceback.format_exc())
         return self._old_stack_results if self.config.uses_old_api_stack else None
 
     @property
@@ -164,7 +192,7 @@ class RERPI(Algorithm):
     def _collect(self, wait: float) -> None:
         """Move finished fragments into the replay and request the next ones."""
         if not self._is_asynchronous:
-            results = [_sample_and_get_metrics(self.env_runner)]
+            results = [(0, _sample_and_get_metrics(self.env_runner))]
         else:
             self._request_samples()
             if not self.env_runner_group.num_in_flight_async_reqs("sample"):
@@ -172,8 +200,8 @@ class RERPI(Algorithm):
             results = self.env_runner_group.fetch_ready_async_reqs(
                 tags="sample", timeout_seconds=wait
             )
-            results = [result for _, result in results]
-        for result in results:
+        for runner, result in results:
+            self._waiting.answered(runner)
             if isinstance(result, str):
                 self._note_failure(result)
                 continue
@@ -190,8 +218,11 @@ class RERPI(Algorithm):
                 steps = sum(map(len, samples))
                 self.metrics.aggregate([metrics], key=ENV_RUNNER_RESULTS)
             self._limiter.env_steps += steps
-        if self._is_asynchronous and results:
-            self._request_samples()
+            self._note_bad_episodes(runner)
+        if self._is_asynchronous:
+            if results:
+                self._request_samples()
+            self._restart_hanging_env_runners()
 
     def _note_failure(self, failure: str) -> None:
         """Log a failed environment, which has been rebuilt; several failures in a row end the run."""
@@ -206,11 +237,80 @@ class RERPI(Algorithm):
             )
         logger.warning("An environment failed and was rebuilt:\n%s", failure)
 
+    def _note_bad_episodes(self, runner: int) -> None:
+        """Count and name what the replay has refused; too much of it ends the run."""
+        screening = self.replay.screening
+        if not screening.found:
+            return
+        share = self.config.max_bad_episode_share
+        source = f"{self.config.env}" + (f" (EnvRunner {runner})" if runner else "")
+        last = screening.found[-1]
+        if not self._has_named_bad_episode:
+            self._has_named_bad_episode = True
+            logger.warning(
+                "%s gave the %s. The rest of such an episode is dropped, and training goes on. This "
+                "is named once; the results count all of them (%s).",
+                source,
+                last,
+                NUM_BAD_EPISODES,
+            )
+        self._count(NUM_BAD_EPISODES, len(screening.found))
+        screening.found.clear()
+        if screening.exceeds(share):
+            bad, episodes = screening.counted
+            raise RuntimeError(
+                f"{source} gave NaN, infinite or absurd numbers in {bad} of the last {episodes} "
+                f"episodes, which is more than max_bad_episode_share={share} allows: the last time "
+                f"the {last}. Nothing of that was learned from. Correct the environment, or allow a "
+                "larger share."
+            )
+
+    def _count(self, name: str, number: int) -> None:
+        """Add to one of the counts of faults in the results."""
+        if self.config.uses_old_api_stack:
+            self._counters[name] += number
+        else:
+            self.metrics.log_value(name, number, reduce="lifetime_sum")
+
+    def _restart_hanging_env_runners(self) -> None:
+        """Kill EnvRunners that have not answered for too long; RLlib starts them anew."""
+        limit = self.config.env_timeout_s
+        if limit is None:
+            return
+        group = self.env_runner_group
+        hanging = self._waiting.longer_than(limit, group.healthy_env_runner_ids())
+        for runner, seconds in hanging.items():
+            message = (
+                f"EnvRunner {runner} has returned no steps of {self.config.env} for {seconds:.0f} s "
+                f"(env_timeout_s={limit})"
+            )
+            if not (self.config.restart_failed_env_runners or self.config.ignore_env_runner_failures):
+                raise RuntimeError(f"{message}, and restart_failed_env_runners is False.")
+            logger.warning("%s: it hangs, and is killed and started anew.", message)
+            manager = group._worker_manager
+            ray.kill(manager.actors()[runner], no_restart=False)
+            manager.set_actor_state(runner, healthy=False)
+            self._waiting.forget(runner)
+
+    @override(Algorithm)
+    def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+        restored: list[int] = super().restore_env_runners(env_runner_group)
+        if env_runner_group is self.env_runner_group and restored:
+            self._count(NUM_ENV_RUNNER_RESTARTS, len(restored))
+            for runner in restored:
+                self._waiting.forget(runner)
+                logger.warning("EnvRunner %d was started anew.", runner)
+        return restored
+
     def _request_samples(self) -> None:
         per_runner = self.config.get_rollout_fragment_length() * self.config.num_envs_per_env_runner
         in_flight = self.env_runner_group.num_in_flight_async_reqs("sample") * per_runner
         if self._limiter.may_sample(in_flight, per_runner * self.config.num_env_runners):
-            self.env_runner_group.foreach_env_runner_async(_sample_and_get_metrics, tag="sample")
+            for runner in self.env_runner_group.healthy_env_runner_ids():
+                if self.env_runner_group.foreach_env_runner_async(
+                    _sample_and_get_metrics, tag="sample", remote_worker_ids=[runner]
+                ):
+                    self._waiting.asked(runner)
 
     def _updates_per_call(self) -> int:
         """Choose how many updates a call makes at most.
@@ -228,6 +328,8 @@ class RERPI(Algorithm):
 
     def _learn(self, updates: int) -> None:
         started = time.perf_counter()
+        if self.learner_group is not None and self.learner_group.is_remote:
+            self._backup.keep(self.learner_group, self._limiter.updates)
         rows = updates * self.config.total_train_batch_size // self.config.steps_per_row
         if self.config.policy_evaluation == "td0":
             batch = self.replay.sample(rows)
@@ -237,10 +339,20 @@ class RERPI(Algorithm):
         known, scale = self.replay.moments, self.replay.returns.scale
         moments = (known.mean, known.stddev) if self.config.normalize_observations else None
         learning = self._learner_thread.submit(self._update, batch, rows, moments, scale)
-        if self._is_asynchronous:
-            while not wait([learning], _SECONDS_BETWEEN_LOOKS).done:
+        try:
+            while self._is_asynchronous and not wait([learning], _SECONDS_BETWEEN_LOOKS).done:
                 self._collect(wait=0.0)
-        results = learning.result()
+        finally:  # If the environments fail, what is learned stays as sound as its count.
+            self._note_results(learning, updates, started)
+
+    def _note_results(self, learning: Future[Any], updates: int, started: float) -> None:
+        """Wait for the learner, and count and log what it has done."""
+        try:
+            results = learning.result()
+        except NonFiniteUpdates as reason:
+            self._note_undone(reason, updates)
+            return
+        self._undone_in_a_row = self._losses_in_a_row = 0
         self._limiter.updates += updates
         self._seconds_per_update = (time.perf_counter() - started) / updates
         if self.config.uses_old_api_stack:
@@ -250,6 +362,48 @@ class RERPI(Algorithm):
         else:
             self.metrics.aggregate(results, key=LEARNER_RESULTS)
             self.metrics.log_value(NUM_UPDATES_LIFETIME, updates, reduce="lifetime_sum")
+
+    def _note_undone(self, reason: NonFiniteUpdates, updates: int) -> None:
+        """Count updates that were undone; several calls in a row end the run."""
+        self._count(NUM_NONFINITE_UPDATES, updates)
+        self._undone_in_a_row += 1
+        if self._undone_in_a_row >= _MAX_FAILURES_IN_A_ROW:
+            raise FloatingPointError(
+                f"Updates had to be undone {self._undone_in_a_row} times in a row, the last time "
+                f"because {reason} The weights are those before these updates. A smaller lr or "
+                "smaller bounds may help."
+            )
+        logger.warning("%d updates were undone: %s", updates, reason)
+
+    @property
+    def _has_lost_learners(self) -> bool:
+        group = self.learner_group
+        return bool(
+            group is not None
+            and group.is_remote
+            and group._worker_manager.num_healthy_actors() < len(group)
+        )
+
+    def _replace_learners(self) -> None:
+        """Build new learners with the newest state that is known of the lost ones."""
+        self._losses_in_a_row += 1
+        if self._losses_in_a_row > _MAX_FAILURES_IN_A_ROW:
+            raise RuntimeError(
+                f"The learners were lost {self._losses_in_a_row} times in a row, without an update "
+                "in between: their logs, or the system's (memory), say why."
+            )
+        before = self._limiter.updates
+        learners, self._limiter.updates = self._backup.rebuild(self.learner_group, before)
+        self.learner_group: Any = learners
+        lost = before - self._limiter.updates
+        self.metrics.log_value(NUM_UPDATES_LIFETIME, -lost, reduce="lifetime_sum")
+        self._count(NUM_LEARNER_RESTARTS, 1)
+        logger.warning(
+            "A lost learner was replaced. It goes on from update %d: %d updates are lost and will be "
+            "made again.",
+            self._limiter.updates,
+            lost,
+        )
 
     def _update(
         self,
@@ -265,7 +419,7 @@ class RERPI(Algorithm):
                 policy.model.nets.set_observation_moments(*map(torch.from_numpy, moments))
             policy.model.nets.set_return_scale(return_scale)
             return policy.learn_on_batch(SampleBatch(batch))
-        return self.learner_group.update(
+        results = self.learner_group.update(
             training_data=TrainingData(
                 batch=MultiAgentBatch({DEFAULT_MODULE_ID: SampleBatch(batch)}, rows)
             ),
@@ -274,6 +428,10 @@ class RERPI(Algorithm):
             observation_moments=moments,
             return_scale=return_scale,
         )
+        for result in results:
+            if UNDONE in result:
+                raise NonFiniteUpdates(result[UNDONE])
+        return results
 
     @override(Algorithm)
     def _compile_iteration_results_old_api_stack(self, **kwargs: Any) -> dict[str, Any]:
@@ -282,11 +440,16 @@ class RERPI(Algorithm):
         learned = self._old_stack_results.get(DEFAULT_POLICY_ID, {})
         results[LEARNER_RESULTS] = {DEFAULT_MODULE_ID: learned.get(LEARNER_STATS_KEY, {})}
         results[NUM_UPDATES_LIFETIME] = self._limiter.updates
-        return results
+        return results | {name: self._counters[name] for name in FAULTS}
 
     @override(Algorithm)
     def cleanup(self) -> None:
         self._learner_thread.shutdown()
+        # RLlib would wait for an environment that hangs.
+        self.env_runner_group.foreach_env_runner(
+            "stop", local_env_runner=False, timeout_seconds=_SECONDS_TO_STOP
+        )
+        self.env_runner_group.reset([])
         super().cleanup()
 
     # -- Checkpoints: what RLlib saves, the replay and the counters. --
@@ -298,6 +461,7 @@ class RERPI(Algorithm):
         if _LIMITER in state:
             self._limiter.set_state(state[_LIMITER])
             self._time_total = state[_TIME_TOTAL]
+        self._backup.forget()  # The learners get another state.
 
     @override(Algorithm)
     def get_state(

@@ -12,7 +12,7 @@ from ray.rllib.core.rl_module.apis import InferenceOnlyAPI
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor
 
-from rerpi_rllib.algorithm.networks import act, build_networks, make_noise
+from rerpi_rllib.algorithm.networks import act, build_networks, make_noise, usable
 from rerpi_rllib.core.losses import rerpi_losses
 from rerpi_rllib.core.policies import Distribution, Policy
 from rerpi_rllib.core.policies.gaussian import Gaussian
@@ -113,7 +113,8 @@ class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
     def _act(self, batch: dict[str, Any], explore: bool) -> dict[str, Any]:
         if explore and self.noise is not None:
             self.noise.begin(batch[Columns.OBS])
-        decoded, actions, policy = act(self.nets, batch[Columns.OBS], explore, self.noise)
+        observations = usable(batch[Columns.OBS])
+        decoded, actions, policy = act(self.nets, observations, explore, self.noise)
         return {
             Columns.ACTIONS: decoded,
             Columns.ACTION_LOGP: policy.log_prob(actions),

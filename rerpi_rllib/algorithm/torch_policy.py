@@ -19,7 +19,13 @@ from ray.rllib.utils.torch_utils import apply_grad_clipping
 from torch import Tensor, nn
 
 from rerpi_rllib.algorithm.config import RERPIConfig, steps_per_row
-from rerpi_rllib.algorithm.networks import act, build_networks, make_noise, model_settings
+from rerpi_rllib.algorithm.networks import (
+    act,
+    build_networks,
+    make_noise,
+    model_settings,
+    usable,
+)
 from rerpi_rllib.algorithm.process import make_gradients
 from rerpi_rllib.core.losses import Batch, Metrics, rerpi_losses
 from rerpi_rllib.core.optimizers import make_optimizers
@@ -86,9 +92,10 @@ class RERPITorchPolicy(TorchPolicyV2):
     def action_sampler_fn(
         self, model: Any, *, obs_batch: Any, state_batches: Any, explore: bool = True, **kwargs: Any
     ) -> tuple[Tensor, Tensor, None, list[Tensor]]:
+        observations = usable(obs_batch[SampleBatch.OBS])
         if explore and model.noise is not None:
-            model.noise.begin(obs_batch[SampleBatch.OBS])
-        decoded, actions, policy = act(model.nets, obs_batch[SampleBatch.OBS], explore, model.noise)
+            model.noise.begin(observations)
+        decoded, actions, policy = act(model.nets, observations, explore, model.noise)
         return decoded, policy.log_prob(actions), None, state_batches or []
 
     @override(TorchPolicyV2)
@@ -127,7 +134,11 @@ class RERPITorchPolicy(TorchPolicyV2):
                 "gradients": self._gradients,
             }
         else:
-            how = {"step": self._rllib_step, "ahead": is_own}
+            how = {
+                "optimizers": self._optimizers_by_name,
+                "step": self._rllib_step,
+                "ahead": is_own,
+            }
         means = run_updates(nets, self.settings, columns, self._rows_per_update, **how)
         self.num_grad_updates += int(nets.num_updates) - before
         return {

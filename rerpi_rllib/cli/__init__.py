@@ -72,6 +72,10 @@ def train(
     ] = None,
     num_learners: Annotated[Optional[int], typer.Option(help="Learner processes.")] = None,
     num_gpus: Annotated[Optional[float], typer.Option(help="GPUs for each learner.")] = None,
+    env_timeout: Annotated[
+        Optional[float],
+        typer.Option(help="Seconds until an environment that hangs is started anew [300]."),
+    ] = None,
     storage_path: Annotated[Path, typer.Option(help="Where runs go.")] = Path("runs"),
     name: Annotated[Optional[str], typer.Option(help="The run's directory there.")] = None,
     resume: Annotated[
@@ -121,6 +125,7 @@ def train(
         num_learners=num_learners,
         num_gpus=num_gpus,
         checkpoint_replay=checkpoint_replay,
+        env_timeout=env_timeout,
     )
     run = plan_run(
         options,

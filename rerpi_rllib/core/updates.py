@@ -30,6 +30,7 @@ from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.optimizers import Optimizers
 from rerpi_rllib.core.plan import plan_update
 from rerpi_rllib.core.settings import LearningSettings, all_parts
+from rerpi_rllib.core.snapshots import Snapshot
 from rerpi_rllib.core.threads import Crew
 
 # Does all of an update but the copies, given the batch with its plan, and returns the metrics.
@@ -38,6 +39,10 @@ Step = Callable[[Batch], Metrics]
 # The target networks are evaluated on at most this many steps at once: more would gain little and
 # take memory.
 _STEPS_PREPARED_AT_ONCE = 4096
+
+
+class NonFiniteUpdates(FloatingPointError):
+    """Updates led to NaN or infinity and were undone; the message says what became of what."""
 
 
 def policy_step(
@@ -103,25 +108,33 @@ def run_updates(
     crew: Crew | None = None,
     step: Step | None = None,
     ahead: bool = True,
+    agree: Callable[[bool], bool] = bool,
 ) -> dict[str, float]:
-    """Make one update for every ``minibatch_size`` rows, in order.
+    """Make one update for every ``minibatch_size`` rows, in order, or none of them.
+
+    If anything fails, or becomes NaN or infinite, all is as it was before the call.
 
     Args:
         nets, settings: what learns, and how.
         columns: the batch of all updates.
         minibatch_size: rows of one update.
-        optimizers: of :func:`make_optimizers`, which take the steps.
+        optimizers: of :func:`make_optimizers`; they take the steps, unless ``step`` does with them.
         gradients: what computes the gradients of these steps, if they are to be compiled.
         crew: does Steps 2 and 3 beside Step 1, and evaluates the target networks for the next updates
             beside both. Between two target copies neither depends on the other, except with value
             gradients, where it must not be given.
-        step: takes the steps in place of ``optimizers``.
+        step: takes the steps, in a way of its own.
         ahead: whether to evaluate the target networks for several updates at once. Otherwise the
             losses of each update do.
+        agree: tells whether all learners' updates are sound, given whether this one's are.
 
     Returns:
         The mean of each metric over the updates.
+
+    Raises:
+        NonFiniteUpdates: if a metric, a weight or an optimizer's state became NaN or infinite.
     """
+    before = Snapshot(nets, optimizers or {})
     logged: dict[str, list[Tensor]] = defaultdict(list)
     gradients = gradients or Gradients()
 
@@ -169,17 +182,26 @@ def run_updates(
             for metrics in policy.result():
                 log(metrics)
 
-    for blocks in _periods(_blocks(columns, minibatch_size, int(nets.num_updates), settings)):
-        if crew is not None and step is None:
-            side_by_side(blocks, crew)
-        else:
-            for block in blocks:
-                for batch in prepare(nets, block, settings) if ahead else block:
-                    count((step or own_step)(batch))
-        if blocks[-1][-1][PLAN].copy_targets:
-            nets.update_targets()
-            _log_kls_at_copy(nets, logged)
-    return _means(logged, int(nets.num_updates))
+    try:
+        for blocks in _periods(_blocks(columns, minibatch_size, int(nets.num_updates), settings)):
+            if crew is not None and step is None:
+                side_by_side(blocks, crew)
+            else:
+                for block in blocks:
+                    for batch in prepare(nets, block, settings) if ahead else block:
+                        count((step or own_step)(batch))
+            if blocks[-1][-1][PLAN].copy_targets:
+                nets.update_targets()
+                _log_kls_at_copy(nets, logged)
+    except Exception:
+        before.restore()
+        raise
+    means, is_finite = _means(logged, before.total())
+    if not agree(is_finite):
+        reason = _diagnosis(nets, columns, logged)
+        before.restore()
+        raise NonFiniteUpdates(reason)
+    return means
 
 
 @contextmanager
@@ -249,13 +271,39 @@ def _log_kls_at_copy(nets: ActorCritic, logged: dict[str, list[Tensor]]) -> None
             logged[f"{name}_at_target_update"] += logged[name][-1:]
 
 
-def _means(logged: Mapping[str, list[Tensor]], number: int) -> dict[str, float]:
-    values = torch.stack([torch.stack(series).mean() for series in logged.values()]).tolist()
-    means = dict(zip(logged, values))
-    if broken := [name for name, mean in means.items() if not math.isfinite(mean)]:
-        raise FloatingPointError(
-            f"{', '.join(broken)} became NaN or infinite by update {number}. Look for NaN in the "
-            "environment's observations and rewards; otherwise a smaller lr or smaller bounds may "
-            "help."
-        )
-    return means
+def _means(logged: Mapping[str, list[Tensor]], total: Tensor) -> tuple[dict[str, float], bool]:
+    """Return the mean of each metric, and whether all of them and ``total`` are finite.
+
+    This is where the processor waits for the values of a GPU, once for all of them.
+    """
+    means = [torch.stack(series).mean() for series in logged.values()]
+    *values, last = torch.stack([*means, total]).tolist()
+    return dict(zip(logged, values)), all(map(math.isfinite, (*values, last)))
+
+
+def _diagnosis(
+    nets: ActorCritic, columns: Mapping[str, Tensor], logged: Mapping[str, list[Tensor]]
+) -> str:
+    """Say what became NaN or infinite, and what was known before it did."""
+    broken = [name for name, series in logged.items() if not _is_finite(torch.stack(series))]
+    weights = {name.partition(".")[0] for name, p in nets.named_parameters() if not _is_finite(p)}
+    broken += [f"the weights of the {part.replace('_', ' ')}" for part in sorted(weights)]
+    multipliers = [constraint.multiplier for constraint in nets.constraints.values()]
+    known = []
+    for name in ("q_mean", "policy_stddev_mean", *multipliers):
+        finite = [value for value in map(float, logged.get(name, ())) if math.isfinite(value)]
+        known += [f"{name} {finite[-1]:.3g}"] if finite else []
+    largest = [
+        f"{name} {float(column.abs().max()):.3g}"
+        for name, column in columns.items()
+        if column.is_floating_point()
+    ]
+    return (
+        f"{', '.join(broken) or 'another learner'} became NaN or infinite by update "
+        f"{int(nets.num_updates)}. Last finite values: {', '.join(known) or 'none'}. Largest "
+        f"absolute values in the batch: {', '.join(largest)}."
+    )
+
+
+def _is_finite(values: Tensor) -> bool:
+    return bool(values.isfinite().all())

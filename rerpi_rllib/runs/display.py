@@ -20,6 +20,7 @@ from rerpi_rllib.runs.results import (
     Result,
     env_steps,
     episode_return,
+    faults,
     fraction_done,
     learner_metrics,
     updates,
@@ -168,8 +169,10 @@ class TrainingDisplay(Callback):
             dim("time left"),
             self._time_left(result) if self._stop else "until Ctrl-C",
         )
+        counted = faults(result)
         return Group(
             table,
+            *([Text(counted, style="yellow")] if counted else []),
             Text.assemble(
                 ("return ", "dim"), (self._return(), "bold"), "  ", _sparkline(self._returns)
             ),
@@ -189,5 +192,6 @@ class TrainingDisplay(Callback):
                 if constraint.is_trust_region  # A line has no room for all of them.
             )
             + (f"temperature {metrics['temperature']:.3g}  " if "temperature" in metrics else "")
+            + (f"{counted}  " if (counted := faults(result)) else "")
             + f"left {self._time_left(result) if self._stop else 'until Ctrl-C'}"
         )

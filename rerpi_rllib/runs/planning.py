@@ -35,6 +35,7 @@ class Options:
     num_learners: int | None = None
     num_gpus: float | None = None
     checkpoint_replay: bool | None = None
+    env_timeout: float | None = None
 
     def apply_to(self, settings: RunSettings) -> RunSettings:
         """Return the settings with these options on top; an option wins over a setting."""
@@ -60,6 +61,7 @@ class Options:
             "num_learners": self.num_learners,
             "num_gpus_per_learner": self.num_gpus,
             "checkpoint_replay": self.checkpoint_replay,
+            "env_timeout_s": self.env_timeout,
         }
         return {key: value for key, value in settings.items() if value is not None}
 

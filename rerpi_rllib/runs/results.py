@@ -14,6 +14,7 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
 )
 
+from rerpi_rllib.algorithm.faults import FAULTS
 from rerpi_rllib.algorithm.rerpi import NUM_UPDATES_LIFETIME
 
 Result = Mapping[str, Any]
@@ -40,6 +41,12 @@ def greedy_return(result: Result) -> float:
 def learner_metrics(result: Result) -> Mapping[str, float]:
     metrics: Mapping[str, float] = result.get(LEARNER_RESULTS, {}).get(DEFAULT_MODULE_ID, {})
     return metrics
+
+
+def faults(result: Result) -> str:
+    """Say what the run has survived so far, empty if there was nothing."""
+    counts = {words: int(result.get(name) or 0) for name, words in FAULTS.items()}
+    return ", ".join(f"{words} {count:,}" for words, count in counts.items() if count)
 
 
 # The keys that `--stop` allows, and how to read the value that each of them limits.

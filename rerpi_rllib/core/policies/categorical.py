@@ -24,6 +24,15 @@ def categorical_kl(logits: Tensor, target_logits: Tensor) -> Tensor:
     return (log_target.exp() * (log_target - logits.log_softmax(dim=-1))).sum(dim=-1)
 
 
+def draw(logits: Tensor, n: int) -> Tensor:
+    """Draw ``n`` numbers for each state, ``[B, n]``; logits that are NaN do not matter.
+
+    With them torch would raise an error, on a GPU one that ends the process. What follows from them
+    becomes NaN anyway, and is found there.
+    """
+    return torch.multinomial(logits.nan_to_num().softmax(dim=-1), n, replacement=True)
+
+
 @dataclass(frozen=True)
 class Categorical(Distribution):
     """Probabilities of D discrete actions by their ``logits`` ``[B, D]``.
@@ -35,7 +44,7 @@ class Categorical(Distribution):
 
     def sample(self, n: int) -> Tensor:
         with torch.no_grad():
-            chosen = torch.multinomial(self.logits.softmax(dim=-1), n, replacement=True).T
+            chosen = draw(self.logits, n).T
             return functional.one_hot(chosen, self.logits.shape[-1]).to(self.logits.dtype)
 
     def candidates(self, n: int) -> tuple[Tensor, Tensor | None]:

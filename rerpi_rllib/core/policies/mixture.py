@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rerpi_rllib.core.policies.base import Distribution, Part, PolicySettings, output_layer
-from rerpi_rllib.core.policies.categorical import Categorical, categorical_kl
+from rerpi_rllib.core.policies.categorical import Categorical, categorical_kl, draw
 from rerpi_rllib.core.policies.gaussian import DiagonalGaussian, GaussianPolicy
 
 
@@ -33,7 +33,7 @@ class GaussianMixture(Distribution):
     def sample(self, n: int) -> Tensor:
         with torch.no_grad():
             batch, _, size = self.mean.shape
-            chosen = torch.multinomial(self.logits.softmax(dim=-1), n, replacement=True)
+            chosen = draw(self.logits, n)
             index = chosen.unsqueeze(-1).expand(batch, n, size)
             mean, stddev = self.mean.gather(1, index), self.stddev.gather(1, index)
             return torch.addcmul(mean, torch.randn_like(mean), stddev).transpose(0, 1)
