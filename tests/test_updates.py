@@ -281,7 +281,7 @@ def test_the_next_block_is_prepared_beside_the_steps_of_one(monkeypatch):
         return take
 
     how = (nets, _settings(1000, 1), 12, step("critic"), step("policy"))
-    monkeypatch.setattr(updates_module, "_means", lambda logged, number: {})
+    monkeypatch.setattr(updates_module, "_means", lambda logged, total: ({}, True))
     for name, who in (("prepare_critic", "critic"), ("prepare_policy", "policy")):
         monkeypatch.setattr(updates_module, name, prepare(who))
     _run_side_by_side(monkeypatch, threads_module.Crew(), *how, prepares=False)
