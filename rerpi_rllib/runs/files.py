@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -40,6 +41,22 @@ def find_file(name: str, directory: Path) -> Path:
         f"There is no file {name!r} and no {directory.name}/{name}.yaml.{did_you_mean(name, known)} "
         f"Allowed: {', '.join(known)}."
     )
+
+
+def named_directory(storage_path: Path, name: str) -> Path:
+    """Return the absolute path of a directory in ``storage_path``; refuse a name that leaves it."""
+    if re.match(r"\w+:/", str(storage_path)):
+        raise ValueError(
+            f"--storage-path {str(storage_path)!r} is not allowed: it must be a directory of this "
+            "machine, or one that is mounted."
+        )
+    is_name = name.isprintable() and not {"/", "\\"} & set(name) and name.strip(". ")
+    if not is_name or len(name.encode()) > 200:
+        raise ValueError(
+            f"--name {name!r} is not allowed: it must be the name of one directory below "
+            "--storage-path, without slashes and at most 200 characters long."
+        )
+    return (storage_path / name).expanduser().resolve()
 
 
 def check_keys(

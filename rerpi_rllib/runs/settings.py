@@ -28,6 +28,7 @@ from rerpi_rllib.runs.files import (
     read_yaml,
     write_json,
 )
+from rerpi_rllib.runs.machine import check_machine
 from rerpi_rllib.runs.results import STOP_KEYS
 
 ALGORITHMS: dict[str, type[RERPIConfig]] = {
@@ -90,7 +91,7 @@ class RunSettings:
 
         Args:
             check_env: whether to build the environment too, and to check that its spaces are
-                supported.
+                supported and that this machine has the memory and the GPUs for the run.
             accepted: keys of ``config`` that may be without effect, since the user did not set them
                 for this run.
         """
@@ -168,12 +169,13 @@ class RunSettings:
 
     def _check_env(self, config: RERPIConfig) -> None:
         env = envs.make(self.env, **config.env_config)
+        spaces = env.observation_space, env.action_space
+        env.close()
         try:
-            check_spaces(env.observation_space, env.action_space, config.policy)
+            check_spaces(*spaces, config.policy)
         except ValueError as error:
             raise ValueError(f"{self.env}: {error}") from None
-        finally:
-            env.close()
+        check_machine(config, *spaces)
 
 
 def _known_settings(config: RERPIConfig) -> set[str]:
