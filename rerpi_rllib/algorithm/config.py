@@ -51,6 +51,7 @@ _RLLIB_CHECKS = {
     "env_config": checks.check_of(checks.Mapping),
     "framework_str": checks.check_of(Literal["torch"]),
     "train_batch_size_per_learner": checks.check_of(checks.Count),
+    "batch_mode": checks.check_of(Literal["truncate_episodes", "complete_episodes"]),
     "rollout_fragment_length": checks.check_of(checks.FragmentLength),
     "max_requests_in_flight_per_env_runner": checks.check_of(checks.CountPerState),
     "metrics_num_episodes_for_smoothing": checks.check_of(checks.Count),

@@ -16,7 +16,6 @@ from rerpi_rllib.algorithm.networks import act
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.runs.checkpoints import config_state, load_networks, newest_checkpoint
 
-
 _MAX_EPISODES = 1_000_000
 
 

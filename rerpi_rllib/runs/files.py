@@ -56,7 +56,12 @@ def named_directory(storage_path: Path, name: str) -> Path:
             f"--name {name!r} is not allowed: it must be the name of one directory below "
             "--storage-path, without slashes and at most 200 characters long."
         )
-    return (storage_path / name).expanduser().resolve()
+    directory = (storage_path / name).expanduser().resolve()
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        problem = "not writable" if existing.is_dir() else "no directory"
+        raise ValueError(f"{directory} cannot be written: {str(existing)!r} is {problem}.")
+    return directory
 
 
 def check_keys(

@@ -82,9 +82,10 @@ def _this_process() -> dict[str, Any]:
 
 def _may_run(owner: dict[str, Any]) -> bool:
     """Tell whether an owner may still be running; processes of other machines cannot be seen."""
-    return owner["host"] != platform.node() or (
-        _start_of(owner["pid"]) == owner["started"] is not None
-    )
+    if owner["host"] != platform.node():
+        return True
+    start = _start_of(owner["pid"])
+    return start is not None and start == str(owner["started"])
 
 
 def _start_of(pid: int) -> str | None:

@@ -132,7 +132,7 @@ class RunSettings:
         ):
             if value not in allowed and not (what == "preset" and value is None):
                 raise ValueError(
-                    f"Unknown {what} {value!r}.{did_you_mean(value, allowed)} "
+                    f"Unknown {what} {value!r}.{did_you_mean(str(value), allowed)} "
                     f"Allowed: {', '.join(allowed)}."
                 )
         config_class = ALGORITHMS[self.algo]

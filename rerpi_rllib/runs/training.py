@@ -19,6 +19,7 @@ from ray.tune import Callback, CheckpointConfig, Stopper, TuneError
 from ray.tune.experiment import Trial
 from ray.tune.result import SHOULD_CHECKPOINT
 
+from rerpi_rllib import load_algorithms
 from rerpi_rllib.runs.checkpoints import newest_checkpoint
 from rerpi_rllib.runs.display import TrainingDisplay
 from rerpi_rllib.runs.errors import RunFailed, os_errors_fail_the_run
@@ -235,6 +236,7 @@ def _train_part(
     try:
         with running_ray(config):
             signals.install()
+            load_algorithms()  # A Ray that was started anew does not know them.
             if run.checkpoint is None:
                 settings.save(directory)
             with os_errors_fail_the_run():
@@ -305,9 +307,16 @@ def _reason(traceback: str) -> str:
     named = [
         line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt): \S", line)
     ]
-    # Errors without a message, and those with another name, end a traceback.
-    unnamed = [line for line in reversed(lines) if re.match(r"[A-Za-z_][\w.]*(: \S|$)", line)]
-    return (named or unnamed or lines or ["it ended without an error message"])[0].rstrip(".")
+    if named:
+        return named[0].rstrip(".")
+    if any(line.startswith("Traceback ") for line in lines):
+        return lines[-1].rstrip(".")  # An error without a message, or with an unusual name.
+    if process := re.search(r"The actor died unexpectedly.*\bpid: (\d+)", traceback, re.DOTALL):
+        return (
+            f"the process that trains (pid {process[1]}) died: it was killed, for instance because "
+            "memory ran out, or it crashed"
+        )
+    return (lines or ["it ended without an error message"])[0].rstrip(".")
 
 
 def summary(outcome: Outcome) -> str:

@@ -215,8 +215,8 @@ def _is_finished(trial: Path) -> bool:
 def _has_state(directory: Path, finished: str) -> bool:
     """Tell whether a directory holds the state of a sweep, and bring it up to date.
 
-    Raises ``ValueError`` if it is damaged, or if there is none for the trials that have finished: Tune
-    would run them again.
+    Raises ``ValueError`` if it is damaged, or if there is none for the trials that have finished:
+    Tune would run them again.
 
     Args:
         directory: the directory of the sweep.
