@@ -22,6 +22,20 @@ from typing import IO, Any
 FILE_NAME = ".owner"
 
 
+def refuse_owned(directory: Path) -> None:
+    """Raise ``ValueError`` if another process owns a directory; :func:`owned` looks once more."""
+    path = _shared(directory) / FILE_NAME
+    if path.is_file():
+        with open(path) as file:
+            _lock(file, path.parent)
+
+
+def _shared(directory: Path) -> Path:
+    """Return the directory that is owned as a whole: a sweep with its trials, otherwise this one."""
+    is_trial = (directory.parent / "sweep.json").is_file()
+    return directory.parent if is_trial else directory
+
+
 @contextmanager
 def owned(directory: Path, report: Callable[[str], None] = print) -> Iterator[None]:
     """Create a directory if there is none, and be its only owner.
@@ -29,9 +43,10 @@ def owned(directory: Path, report: Callable[[str], None] = print) -> Iterator[No
     Raises ``ValueError`` if another process owns it.
 
     Args:
-        directory: the directory of a run or of a sweep.
+        directory: the directory of a run or of a sweep; that of a trial is owned with its sweep.
         report: called if the last owner has ended without giving the directory back.
     """
+    directory = _shared(directory)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / FILE_NAME
     with open(path, "a+") as file:

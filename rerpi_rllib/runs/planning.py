@@ -11,6 +11,7 @@ from typing import Any
 from rerpi_rllib import RERPIConfig
 from rerpi_rllib.runs.checkpoints import check_resumable, newest_checkpoint, run_of_checkpoint
 from rerpi_rllib.runs.files import named_directory
+from rerpi_rllib.runs.ownership import refuse_owned
 from rerpi_rllib.runs.settings import DEFAULT_ENV, Configuration, RunSettings
 
 Report = Callable[[str], None]
@@ -99,6 +100,7 @@ def plan_run(
     if resume is not None:
         checkpoint = newest_checkpoint(resume)
         directory = run_of_checkpoint(checkpoint)
+        refuse_owned(directory)
         before = RunSettings.from_file(directory / RunSettings.FILE_NAME)
         settings = options.apply_to(before)
         config = settings.build_config(accepted=before.config.keys() - (options.config or {}).keys())
@@ -132,6 +134,7 @@ def _new_directory(settings: RunSettings, storage_path: Path, name: str | None) 
         task = settings.env.split("/")[-1].replace(":", "-")
         name = f"{settings.algo}_{task}_{time.strftime('%Y%m%d-%H%M%S')}"
     directory = named_directory(storage_path, name)
+    refuse_owned(directory)
     refuse_used(directory)
     return directory
 

@@ -154,9 +154,7 @@ def train(
         "ending after this iteration, with a checkpoint; a second signal ends at once.",
         lambda received: setattr(stop, "interrupted", True),
     )
-    is_trial = (run.directory.parent / "sweep.json").is_file()
-    # A sweep and its trials, which can be resumed by themselves, have one owner.
-    with owned(run.directory.parent if is_trial else run.directory, report), signals:
+    with owned(run.directory, report), signals:
         if run.checkpoint is None:
             refuse_used(run.directory)  # Another process may have used it since it was planned.
         parts: list[_Part] = []
