@@ -127,5 +127,7 @@ def _read(file: IO[str]) -> dict[str, Any] | None:
 def _write(file: IO[str], owner: dict[str, Any] | None) -> None:
     file.truncate(0)
     if owner:
-        file.write(json.dumps(owner))
-    file.flush()
+        try:
+            os.write(file.fileno(), json.dumps(owner).encode())  # A buffer would be written later.
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, file.name) from error
