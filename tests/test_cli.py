@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -94,6 +95,49 @@ def test_evaluate(run):
     assert json.loads(other.stdout)["returns"] != result["returns"]
     table = _rllib("evaluate", directory, "--episodes", 1).stdout
     assert "episode   1" in table and "mean" in table
+
+
+@pytest.mark.parametrize("video", ["/dev/null/x.mp4", "x.cats", ".", ""])
+def test_a_video_that_cannot_be_written(run, video, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MUJOCO_GL", os.environ["MUJOCO_GL"])  # Making pictures changes it.
+    monkeypatch.setattr(sys, "argv", ["rllib", "evaluate", str(run[0]), "--video", video])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "broken,words",
+    [
+        ({}, ["File too large", ".owner"]),  # As on a full disk.
+        ({"RAY_TMPDIR": "/dev/null/x"}, ["/dev/null"]),
+        ({"HOME": "/dev/null/x"}, ["/dev/null/x"]),  # Ray needs it.
+    ],
+    ids=str,
+)
+def test_a_machine_that_cannot_be_written_to(broken, words, tmp_path):
+    def limit():
+        if not broken:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    done = subprocess.run(
+        [
+            *(*RLLIB, "train", "--algo", "RERPI", "--env", "Pendulum-v1", "--num-env-runners", "0"),
+            *("--config", json.dumps(SMALL), "--stop", '{"iterations": 1}', "--name", "x"),
+            *("--storage-path", str(tmp_path), "--quiet"),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+        env={**os.environ, **broken},
+        preexec_fn=limit,
+    )
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert all(word in line for word in words), line
 
 
 def test_resume_goes_on_where_the_run_stopped(run):

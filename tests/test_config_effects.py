@@ -163,6 +163,7 @@ OTHER_VALUES = {
     "count_steps_by": "agent_steps",
     "policies_to_train": ["default_policy"],
     "grad_clip_by": "value",
+    "num_cpus_per_learner": 2,
 }
 # Arguments that change nothing, whatever their value; docs/rllib-settings.md says why.
 CANNOT_MATTER = {

@@ -25,6 +25,8 @@ from rerpi_rllib.analysis.summary import load_sweep, summarise
 from rerpi_rllib.figures.paper import figure
 from rerpi_rllib.runs.errors import RunFailed
 from rerpi_rllib.runs.files import SWEEPS
+from rerpi_rllib.runs.ownership import owned
+from rerpi_rllib.runs.planning import refuse_used
 from rerpi_rllib.sweeps import running
 from rerpi_rllib.sweeps.running import check_failures, num_trials, run_sweep
 from rerpi_rllib.sweeps.storage import whole_files
@@ -219,6 +221,45 @@ def test_a_damaged_state_is_refused(sweep_directory, tmp_path):
     with pytest.raises(ValueError, match=rf"{state.name} is damaged .*run again"):
         run_sweep(sweep, directory)
     assert results == {path: path.read_text() for path in directory.glob("*/result.json")}
+
+
+def _statuses(directory: Path) -> dict[str, str]:
+    (path,) = directory.glob("experiment_state-*.json")
+    trials = [json.loads(text) for text, _ in json.loads(path.read_text())["trial_data"]]
+    return {trial["relative_logdir"]: trial["status"] for trial in trials}
+
+
+def test_finished_trials_without_a_state_are_not_run_again(sweep_directory, tmp_path):
+    directory = tmp_path / "tiny"
+    shutil.copytree(sweep_directory, directory)
+    (state,) = directory.glob("experiment_state-*.json")
+    state.unlink()
+    with pytest.raises(ValueError, match=r"finished trials \(Inverted.*run again.*--name"):
+        run_sweep(Sweep.from_directory(directory), directory)
+
+
+def test_a_state_that_is_behind_its_trials_is_brought_up_to_date(sweep_directory, tmp_path):
+    directory = tmp_path / "tiny"
+    shutil.copytree(sweep_directory, directory)
+    (state,) = directory.glob("experiment_state-*.json")
+    state.write_text(state.read_text().replace("TERMINATED", "RUNNING"))
+    cut = directory / "Pendulum-v1_fit=coupled_seed=0"
+    (cut / "result.json").write_text((cut / "result.json").read_text().splitlines()[0] + "\n")
+    assert set(_statuses(directory).values()) == {"RUNNING"}
+    assert running._has_state(directory, "")
+    statuses = _statuses(directory)
+    assert statuses.pop(cut.name) == "RUNNING"
+    assert len(statuses) == 3 and set(statuses.values()) == {"TERMINATED"}
+
+
+def test_a_sweep_and_a_run_keep_out_of_each_other_s_directories(sweep_directory, tmp_path):
+    sweep = Sweep.from_directory(sweep_directory)
+    with pytest.raises(ValueError, match="holds a run"):
+        run_sweep(sweep, sweep_directory / "Pendulum-v1_fit=coupled_seed=0")
+    with pytest.raises(ValueError, match="holds a sweep"):
+        refuse_used(sweep_directory)
+    with owned(sweep_directory), pytest.raises(ValueError, match="in use by process"):
+        run_sweep(sweep, sweep_directory)
 
 
 def test_a_directory_keeps_to_its_sweep(sweep_directory):

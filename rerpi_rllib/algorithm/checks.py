@@ -11,6 +11,10 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get
 from rerpi_rllib.core.critics import HEADS
 from rerpi_rllib.core.policies import POLICIES
 
+# Numbers beyond these are slips: float32 loses them, or nothing would ever come of them.
+LARGEST = 1e15
+_MOST = 10**12
+
 
 @dataclass(frozen=True)
 class Check:
@@ -39,11 +43,11 @@ def is_number(value: Any) -> bool:
 
 
 def _is_positive(value: Any) -> bool:
-    return is_number(value) and 0 < value < float("inf")
+    return is_number(value) and 0 < value <= LARGEST
 
 
 def _is_nonnegative(value: Any) -> bool:
-    return is_number(value) and 0 <= value < float("inf")
+    return is_number(value) and 0 <= value <= LARGEST
 
 
 def _is_sequence(value: Any) -> bool:
@@ -66,55 +70,64 @@ def _is_range(value: Any) -> bool:
         _is_sequence(value)
         and len(value) == 2
         and all(map(is_number, value))
-        and float("-inf") < value[0] < value[1] < float("inf")
+        and -LARGEST <= value[0] < value[1] <= LARGEST
     )
 
 
-Positive: TypeAlias = Annotated[float, Check(_is_positive, "a number above 0")]
-Nonnegative: TypeAlias = Annotated[float, Check(_is_nonnegative, "a number of at least 0")]
+def _whole(low: int, high: int) -> Check:
+    """Allow whole numbers from ``low`` to ``high``."""
+    return Check(lambda v: _is_int(v) and low <= v <= high, f"a whole number from {low} to {high:,}")
+
+
+def _or_none(check: Check, meaning: str = "") -> Check:
+    words = f"{check.allowed}, or None{meaning and f' {meaning}'}"
+    return Check(lambda v: v is None or check.holds(v), words)
+
+
+def _or_auto(check: Check) -> Check:
+    holds = check.holds
+    return Check(
+        lambda v: (isinstance(v, str) and v == "auto") or holds(v), f"{check.allowed}, or 'auto'"
+    )
+
+
+_POSITIVE = Check(_is_positive, f"a number above 0, at most {LARGEST:g}")
+Positive: TypeAlias = Annotated[float, _POSITIVE]
+Nonnegative: TypeAlias = Annotated[
+    float, Check(_is_nonnegative, f"a number of at least 0, at most {LARGEST:g}")
+]
 Fraction: TypeAlias = Annotated[
     float, Check(lambda v: is_number(v) and 0 <= v <= 1, "a number from 0 to 1")
 ]
 Correlation: TypeAlias = Annotated[
     float, Check(lambda v: is_number(v) and 0 <= v < 1, "a number from 0 to below 1")
 ]
-Penalty: TypeAlias = Annotated[
-    float | None,
-    Check(lambda v: v is None or _is_positive(v), "a number above 0, or None for no penalty"),
-]
+Penalty: TypeAlias = Annotated[float | None, _or_none(_POSITIVE, "for no penalty")]
+Timeout: TypeAlias = Annotated[float | None, _or_none(_POSITIVE, "to wait for ever")]
+_RATIO = Check(lambda v: is_number(v) and 0 < v <= 10_000, "a number above 0, at most 10,000")
 UpdateRatio: TypeAlias = Annotated[
-    float | None,
-    Check(
-        lambda v: v is None or _is_positive(v),
-        "a number above 0, or None to let learner and EnvRunners run free",
-    ),
+    float | None, _or_none(_RATIO, "to let learner and EnvRunners run free")
 ]
-Timeout: TypeAlias = Annotated[
-    float | None,
-    Check(lambda v: v is None or _is_positive(v), "a number above 0, or None to wait for ever"),
-]
-Count: TypeAlias = Annotated[
-    int, Check(lambda v: _is_int(v) and v >= 1, "a whole number of at least 1")
-]
-Natural: TypeAlias = Annotated[
-    int, Check(lambda v: _is_int(v) and v >= 0, "a whole number of at least 0")
-]
-Seed: TypeAlias = Annotated[
-    int | None,
-    Check(lambda v: v is None or (_is_int(v) and v >= 0), "a whole number of at least 0, or None"),
-]
-NumAtoms: TypeAlias = Annotated[
-    int, Check(lambda v: _is_int(v) and v >= 2, "a whole number of at least 2")
-]
+Count: TypeAlias = Annotated[int, _whole(1, _MOST)]
+Natural: TypeAlias = Annotated[int, _whole(0, _MOST)]
+# Of these an update holds as many values for each state of its batch.
+CountPerState: TypeAlias = Annotated[int, _whole(1, 100_000)]
+NumProcesses: TypeAlias = Annotated[int, _whole(0, 10_000)]
+NumEnvs: TypeAlias = Annotated[int, _whole(1, 10_000)]
+# Seeds of several processes and environments are this one plus a few thousands.
+_SEED = _whole(0, 2**31 - 1)
+Seed: TypeAlias = Annotated[int | None, _or_none(_SEED)]
+NumAtoms: TypeAlias = Annotated[int, _whole(2, 100_000)]
 NumCritics: TypeAlias = Annotated[int, Check(lambda v: _is_int(v) and v in (1, 2), "1 or 2")]
 ValueRange: TypeAlias = Annotated[
     Sequence[float], Check(_is_range, "two numbers, the smaller one first")
 ]
+_LAYER = _whole(1, 100_000)
 Layers: TypeAlias = Annotated[
     Sequence[int],
     Check(
-        lambda v: _is_sequence(v) and len(v) > 0 and all(_is_int(n) and n > 0 for n in v),
-        "a list of at least one layer size, each a whole number of at least 1",
+        lambda v: _is_sequence(v) and 0 < len(v) <= 100 and all(_LAYER.holds(n) for n in v),
+        f"a list of at least one layer size (and at most 100), each {_LAYER.words}",
     ),
 ]
 OptionalLayers: TypeAlias = Annotated[
@@ -131,20 +144,43 @@ LearningRate: TypeAlias = Annotated[
         "a number above 0, or a schedule [[0, value], [step, value], ...] of rising steps",
     ),
 ]
-NumGpus: TypeAlias = Annotated[
-    float | str,
-    Check(
-        lambda v: v == "auto" or _is_nonnegative(v),
-        "a number of at least 0, or 'auto'",
-    ),
-]
+_RESOURCE = Check(lambda v: is_number(v) and 0 <= v <= 10_000, "a number from 0 to 10,000")
+Resource: TypeAlias = Annotated[float, _RESOURCE]
+ResourceOrAuto: TypeAlias = Annotated[float | str, _or_auto(_RESOURCE)]
 Normalised: TypeAlias = Annotated[
     bool, Check(lambda v: v is True, "True (the policy works in normalised units)")
 ]
-EnvConfig: TypeAlias = Annotated[dict[str, Any], Check(lambda v: isinstance(v, dict), "a mapping")]
+_MAPPING = Check(
+    lambda v: isinstance(v, dict) and all(isinstance(key, str) for key in v),
+    "a mapping whose keys are strings",
+)
+Mapping: TypeAlias = Annotated[dict[str, Any], _MAPPING]
+OptionalMapping: TypeAlias = Annotated[Any, _or_none(_MAPPING)]
+OptionalPositive: TypeAlias = Annotated[float | None, _or_none(_POSITIVE)]
+OptionalCount: TypeAlias = Annotated[int | None, _or_none(_whole(1, _MOST))]
+_SECONDS = Check(lambda v: is_number(v) and 0 <= v <= 86_400, "a number from 0 to 86,400")
+OptionalSeconds: TypeAlias = Annotated[float | None, _or_none(_SECONDS)]
+FragmentLength: TypeAlias = Annotated[int | str, _or_auto(_whole(1, 1_000_000))]
 
 CriticKind: TypeAlias = Annotated[str, one_of(HEADS)]
 PolicyKind: TypeAlias = Annotated[str, one_of(POLICIES)]  # Open: whoever adds one registers it.
+
+
+def like(default: Any) -> Check:
+    """Return a check for a value that takes the place of this default, as text can give it."""
+    if isinstance(default, bool):
+        return check_of(bool)
+    if isinstance(default, int):
+        return check_of(Natural)
+    if isinstance(default, float):
+        return check_of(Nonnegative)
+    if isinstance(default, str):
+        return Check(lambda v: isinstance(v, str), "a string")
+    if isinstance(default, dict):
+        return _MAPPING
+    if isinstance(default, (list, tuple)):
+        return Check(_is_sequence, "a list")
+    return Check(lambda v: v == default, "left out, or set from Python")
 
 
 def check_of(annotation: Any) -> Check:

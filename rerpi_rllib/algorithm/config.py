@@ -39,14 +39,30 @@ _RLLIB_CHECKS = {
     "lr": checks.check_of(checks.LearningRate),
     "gamma": checks.check_of(checks.Fraction),
     "seed": checks.check_of(checks.Seed),
-    "num_env_runners": checks.check_of(checks.Natural),
-    "num_envs_per_env_runner": checks.check_of(checks.Count),
-    "num_learners": checks.check_of(checks.Natural),
-    "num_gpus_per_learner": checks.check_of(checks.NumGpus),
+    "num_env_runners": checks.check_of(checks.NumProcesses),
+    "num_envs_per_env_runner": checks.check_of(checks.NumEnvs),
+    "num_learners": checks.check_of(checks.NumProcesses),
+    "num_gpus_per_learner": checks.check_of(checks.ResourceOrAuto),
+    "num_cpus_per_learner": checks.check_of(checks.ResourceOrAuto),
+    "num_cpus_per_env_runner": checks.check_of(checks.Resource),
+    "num_gpus_per_env_runner": checks.check_of(checks.Resource),
+    "num_cpus_for_main_process": checks.check_of(checks.Resource),
     "normalize_actions": checks.check_of(checks.Normalised),
-    "env_config": checks.check_of(checks.EnvConfig),
+    "env_config": checks.check_of(checks.Mapping),
     "framework_str": checks.check_of(Literal["torch"]),
     "train_batch_size_per_learner": checks.check_of(checks.Count),
+    "batch_mode": checks.check_of(Literal["truncate_episodes", "complete_episodes"]),
+    "rollout_fragment_length": checks.check_of(checks.FragmentLength),
+    "max_requests_in_flight_per_env_runner": checks.check_of(checks.CountPerState),
+    "metrics_num_episodes_for_smoothing": checks.check_of(checks.Count),
+    "grad_clip": checks.check_of(checks.OptionalPositive),
+    "grad_clip_by": checks.check_of(Literal["value", "norm", "global_norm"]),
+    "min_time_s_per_iteration": checks.check_of(checks.OptionalSeconds),
+    "evaluation_interval": checks.check_of(checks.OptionalCount),
+    "evaluation_duration": checks.check_of(checks.FragmentLength),
+    "evaluation_duration_unit": checks.check_of(Literal["episodes", "timesteps"]),
+    "evaluation_num_env_runners": checks.check_of(checks.NumProcesses),
+    "evaluation_config": checks.check_of(checks.OptionalMapping),
 }
 
 
@@ -62,7 +78,7 @@ def _not_together() -> list[tuple[str, Any, str, list[str]]]:
     ]
 
 
-def _checks() -> dict[str, checks.Check]:
+def setting_checks() -> dict[str, checks.Check]:
     """Return the checks of all settings; those of this package are written in the signature."""
     bound = checks.check_of(checks.Positive)
     bounds = {f"epsilon_{part.name}": bound for part in all_parts()}
@@ -232,7 +248,7 @@ class RERPIConfig(AlgorithmConfig):
         multiplier_schedule: MultiplierSchedule = NotProvided,
         entropy_weight: checks.Nonnegative = NotProvided,
         policy: checks.PolicyKind = NotProvided,
-        num_mixture_components: checks.Count = NotProvided,
+        num_mixture_components: checks.CountPerState = NotProvided,
         epsilon_mixture: checks.Positive = NotProvided,
         min_stddev: checks.Nonnegative = NotProvided,
         tanh_mean: bool = NotProvided,
@@ -246,11 +262,11 @@ class RERPIConfig(AlgorithmConfig):
         value_range: checks.ValueRange = NotProvided,
         temperature_solver: TemperatureSolver = NotProvided,
         policy_evaluation: PolicyEvaluation = NotProvided,
-        n_step: checks.Count = NotProvided,
+        n_step: checks.CountPerState = NotProvided,
         retrace_lambda: checks.Fraction = NotProvided,
-        sequence_length: checks.Count = NotProvided,
-        num_action_samples: checks.Count = NotProvided,
-        num_bootstrap_samples: checks.Count = NotProvided,
+        sequence_length: checks.CountPerState = NotProvided,
+        num_action_samples: checks.CountPerState = NotProvided,
+        num_bootstrap_samples: checks.CountPerState = NotProvided,
         target_update_period: checks.Count = NotProvided,
         policy_update_period: checks.Count = NotProvided,
         dual_lr: checks.LearningRate = NotProvided,
@@ -410,7 +426,7 @@ class RERPIConfig(AlgorithmConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
-        for key, check in _checks().items():
+        for key, check in setting_checks().items():
             self._check(key, check)
         presets = [getattr(type(self), preset)() for preset in PRESETS]
         references = [vars(config) for config in (type(self)(), *presets)]
@@ -470,7 +486,7 @@ class RERPIConfig(AlgorithmConfig):
             )
         for key, value, other, refused in _not_together():
             if getattr(self, key) == value and getattr(self, other) in refused:
-                allowed = [repr(c) for c in _checks()[other].choices if c not in refused]
+                allowed = [repr(c) for c in setting_checks()[other].choices if c not in refused]
                 self._value_error(
                     f"{key}={value!r} is not allowed with {other}={getattr(self, other)!r}: it must "
                     f"be {' or '.join(allowed)}."

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,12 @@ from typing import Annotated, Any, NoReturn, Optional
 import typer
 
 from rerpi_rllib import __version__
-from rerpi_rllib.runs.errors import RunFailed
+from rerpi_rllib.runs.errors import (
+    EndedBySignal,
+    RunFailed,
+    describe_os_error,
+    os_errors_fail_the_run,
+)
 
 # The base of all of typer's errors: click's class, or the one of the copy in newer versions of typer.
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
@@ -96,6 +102,9 @@ def train(
         bool,
         typer.Option("--trust", help="Resume a run of somebody else, whose pickles may do harm."),
     ] = False,
+    max_failures: Annotated[
+        int, typer.Option(min=0, max=1000, help="How often a run that fails is tried again.")
+    ] = 3,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
 ) -> None:
     """Train an algorithm, with settings from options or from a file (options win)."""
@@ -105,7 +114,7 @@ def train(
     from rerpi_rllib.runs.files import parse_assignments, parse_json_object
     from rerpi_rllib.runs.machine import no_gpu_hint
     from rerpi_rllib.runs.planning import Options, plan_run
-    from rerpi_rllib.runs.training import summary
+    from rerpi_rllib.runs.training import resume_command, summary
     from rerpi_rllib.runs.training import train as run_training
 
     if words and (words[0] != "file" or len(words) != 2):
@@ -117,7 +126,7 @@ def train(
         seed=seed,
         stop=parse_json_object(stop, "--stop") if stop is not None else None,
         config={
-            **(parse_json_object(config, "--config") if config else {}),
+            **(parse_json_object(config, "--config") if config is not None else {}),
             **parse_assignments(set_),
         },
         api_stack=api_stack,
@@ -138,14 +147,19 @@ def train(
     )
     if not quiet and (hint := no_gpu_hint(run.config, run.settings.preset)):
         typer.echo(hint)
-    outcome = run_training(run, quiet=quiet)
+    outcome = run_training(run, quiet=quiet, max_failures=max_failures, report=typer.echo)
+    typer.echo(summary(outcome))
+    typer.echo(f"checkpoint  {_relative(outcome.checkpoint)}")
+    if outcome.ended_by not in (None, signal.SIGINT):
+        # Whoever sent it waits for the end, and does not take the run for a finished one.
+        typer.echo(f"next        {resume_command(_relative(outcome.directory))}")
+        raise typer.Exit(128 + outcome.ended_by)
     # matplotlib and SciPy's statistics take a second to import: training does not wait for them.
     from rerpi_rllib.analysis.plots import plot_runs
 
-    typer.echo(summary(outcome))
-    typer.echo(f"checkpoint  {_relative(outcome.checkpoint)}")
-    typer.echo(f"plot        {_relative(plot_runs([outcome.directory]))}")
-    typer.echo(f"next        rllib evaluate {_relative(outcome.checkpoint)}")
+    with os_errors_fail_the_run():
+        typer.echo(f"plot        {_relative(plot_runs([outcome.directory]))}")
+    typer.echo(f"next        {shlex.join(['rllib', 'evaluate', str(_relative(outcome.checkpoint))])}")
 
 
 @app.command()
@@ -248,7 +262,7 @@ def sweep(
         env=env,
         seeds=seeds,
         config=parse_assignments(set_),
-        stop=parse_json_object(stop, "--stop") if stop else None,
+        stop=parse_json_object(stop, "--stop") if stop is not None else None,
     )
     directory = sweep_directory(
         storage_path,
@@ -275,7 +289,7 @@ def sweep(
         summary, drawing = summarise(directory)
         typer.echo(summary.markdown)
         typer.echo(f"figure      {_relative(drawing)}")
-        typer.echo(f"next        rllib report {_relative(directory)}")
+        typer.echo(f"next        {shlex.join(['rllib', 'report', str(_relative(directory))])}")
     for trial, reason in failed.items():
         typer.echo(f"failed      {trial}: {reason}")
     check_failures(failed, directory)
@@ -371,8 +385,12 @@ def main() -> None:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except _USAGE_ERROR as error:
         _fail(2, error.format_message())
+    except EndedBySignal as error:
+        _fail(error.exit_code, str(error))
     except (typer.Abort, KeyboardInterrupt):
         _fail(130, "Aborted.")
+    except OSError as error:
+        _fail(2, describe_os_error(error))
     except ValueError as error:
         _fail(2, str(error))
     except RunFailed as error:

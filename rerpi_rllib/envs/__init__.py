@@ -61,15 +61,13 @@ def make(env_id: str, *, render: bool = False, **kwargs: Any) -> gym.Env[Any, An
         env = gym.make(env_id, disable_env_checker=True, **kwargs)
         if not can_render():
             env.reset()  # A task that renders its observations fails here and not in make.
-    except RuntimeError as error:
-        if "OpenGL" not in str(error):
-            raise
-        raise ValueError(
-            f"{env_id} is rendered and MUJOCO_GL is {os.environ.get('MUJOCO_GL')!r}: set it to "
-            "'egl' (Debian package libegl1) or 'osmesa' (libosmesa6)."
-        ) from None
-    except (gym.error.Error, ImportError, TypeError) as error:
-        raise ValueError(f"Could not make {env_id!r}: {error}") from error
+    except Exception as error:  # An environment of the user's may raise anything.
+        if isinstance(error, RuntimeError) and "OpenGL" in str(error):
+            raise ValueError(
+                f"{env_id} is rendered and MUJOCO_GL is {os.environ.get('MUJOCO_GL')!r}: set it to "
+                "'egl' (Debian package libegl1) or 'osmesa' (libosmesa6)."
+            ) from None
+        raise ValueError(f"Could not make {env_id!r}: {type(error).__name__}: {error}") from error
     return ControlSuite(env) if ControlSuite.fits(env) else VectorObservations(env)
 
 

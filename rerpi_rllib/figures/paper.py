@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -41,16 +42,17 @@ def figure(
     """
     if name not in FIGURES:
         raise ValueError(f"Unknown figure {name!r}. Allowed: {', '.join(FIGURES)}.")
-    for option, value in (("--seeds", seeds), ("--iterations", iterations)):
-        if value is not None and value < 1:
-            raise ValueError(f"{option} {value} is not allowed: it must be at least 1.")
-    output = directory / f"{name}.png"
+    for option, value, limit in (("--seeds", seeds, 1000), ("--iterations", iterations, 1_000_000)):
+        if value is not None and not 1 <= value <= limit:
+            raise ValueError(f"{option} {value} is not allowed: it must be from 1 to {limit:,}.")
     make = FIGURES[name]
+    if iterations is not None and not callable(make):
+        raise ValueError(f"--iterations is not for {name}, which is made of sweeps: see --smoke.")
+    directory.mkdir(parents=True, exist_ok=True)  # Before the runs, which take their time.
+    output = directory / f"{name}.png"
     if callable(make):
         drawing, table = make(seeds or 5, iterations, report)
         plots.save(drawing, output)
-    elif iterations is not None:
-        raise ValueError(f"--iterations is not for {name}, which is made of sweeps: see --smoke.")
     else:
         table = _draw_sweeps(make, output, seeds, smoke, storage_path, report)
     table.to_csv(output.with_suffix(".csv"), index=False, float_format="%.5g")
@@ -74,8 +76,9 @@ def _draw_sweeps(
             sweep = Sweep.from_directory(directory)
         else:
             sweep, _ = load(name, seeds=seeds, smoke=smoke)
-        command = f"rllib sweep {name} --storage-path {storage_path} --seeds {sweep.seeds}"
-        failed |= run_sweep(sweep, directory, command=command + (" --smoke" if smoke else ""))
+        command = ["rllib", "sweep", name, "--storage-path", str(storage_path)]
+        command += ["--seeds", str(sweep.seeds), *(["--smoke"] if smoke else [])]
+        failed |= run_sweep(sweep, directory, command=shlex.join(command))
         report(f"{name}: {directory}")
         summaries.append(summarise(directory)[0])
     panels = {

@@ -10,11 +10,14 @@ import numpy as np
 import torch
 
 from rerpi_rllib import envs
+from rerpi_rllib.algorithm import checks
 from rerpi_rllib.algorithm.checkpoint import read_manifest
 from rerpi_rllib.algorithm.env_runner import ToEnvUnits
 from rerpi_rllib.algorithm.networks import act
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.runs.checkpoints import Report, load_networks, newest_checkpoint
+
+_MAX_EPISODES = 1_000_000
 
 
 def evaluate(
@@ -37,8 +40,14 @@ def evaluate(
         seed: seeds the first episode; the others follow with the next numbers.
         report: called with a line about every newer checkpoint that is not whole.
     """
-    if episodes < 1:
-        raise ValueError(f"--episodes {episodes} is not allowed: it must be at least 1.")
+    if not 1 <= episodes <= _MAX_EPISODES:
+        raise ValueError(
+            f"--episodes {episodes} is not allowed: it must be from 1 to {_MAX_EPISODES:,}."
+        )
+    if not checks.check_of(checks.Seed).holds(seed):
+        raise ValueError(
+            f"--seed {seed} is not allowed: it must be {checks.check_of(checks.Seed).allowed}."
+        )
     checkpoint = newest_checkpoint(checkpoint, with_replay=False, report=report)
     manifest = read_manifest(checkpoint)
     if not isinstance(manifest["env_config"], dict):

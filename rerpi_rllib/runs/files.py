@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import json
+import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -28,15 +31,37 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def find_file(name: str, directory: Path) -> Path:
     """Find a file by its path, or one of the package's own files by its name."""
     path = directory / f"{name}.yaml"
-    if path.is_file():
-        return path
-    if Path(name).is_file():
-        return Path(name)
+    with contextlib.suppress(OSError, ValueError):  # Of names that cannot be files.
+        if path.is_file():
+            return path
+        if Path(name).is_file():
+            return Path(name)
     known = [path.stem for path in sorted(directory.glob("*.yaml"))]
     raise ValueError(
         f"There is no file {name!r} and no {directory.name}/{name}.yaml.{did_you_mean(name, known)} "
         f"Allowed: {', '.join(known)}."
     )
+
+
+def named_directory(storage_path: Path, name: str) -> Path:
+    """Return the absolute path of a directory in ``storage_path``; refuse a name that leaves it."""
+    if re.match(r"\w+:/", str(storage_path)):
+        raise ValueError(
+            f"--storage-path {str(storage_path)!r} is not allowed: it must be a directory of this "
+            "machine, or one that is mounted."
+        )
+    is_name = name.isprintable() and not {"/", "\\"} & set(name) and name.strip(". ")
+    if not is_name or len(name.encode()) > 200:
+        raise ValueError(
+            f"--name {name!r} is not allowed: it must be the name of one directory below "
+            "--storage-path, without slashes and at most 200 characters long."
+        )
+    directory = (storage_path / name).expanduser().resolve()
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        problem = "not writable" if existing.is_dir() else "no directory"
+        raise ValueError(f"{directory} cannot be written: {str(existing)!r} is {problem}.")
+    return directory
 
 
 def check_keys(
@@ -54,7 +79,7 @@ def check_keys(
         raise ValueError(f"{source} must be a mapping of settings, not {type(given).__name__}.")
     known = [field.name for field in fields(settings)]
     for key in given:
-        if key not in known:
+        if not isinstance(key, str) or key not in known:
             raise ValueError(
                 f"Unknown key {key!r} in {source}.{did_you_mean(str(key), known)} "
                 f"Allowed: {', '.join(sorted(known))}."
@@ -69,16 +94,24 @@ def check_keys(
 def read_yaml(path: Path) -> Any:
     if not path.is_file():
         raise ValueError(f"There is no file {str(path)!r}.")
-    if path.suffix == ".json":  # PyYAML would read 1e-05 as a string.
-        return json.loads(path.read_text())
+    is_json = path.suffix == ".json"  # PyYAML would read 1e-05 as a string.
     try:
-        return yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if is_json else yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        kind = "JSON" if is_json else "YAML"
+        raise ValueError(f"{path} is not valid {kind}: {' '.join(str(error).split())}") from None
 
 
 def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+    """Write a file that is whole or as it was before."""
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        written.write_text(json.dumps(value, indent=2) + "\n")
+        os.replace(written, path)
+    except OSError:
+        written.unlink(missing_ok=True)
+        raise
 
 
 def parse_value(text: str) -> Any:
@@ -88,7 +121,7 @@ def parse_value(text: str) -> Any:
         return words[text.lower()]
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text
 
 
@@ -107,7 +140,7 @@ def _parse_assignment(text: str) -> tuple[str, Any]:
 def parse_json_object(text: str, option: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{option} is not valid JSON ({error}): {text!r}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{option} must be a JSON object like '{{\"key\": value}}', not {text!r}.")

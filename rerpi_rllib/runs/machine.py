@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -20,6 +24,7 @@ from rerpi_rllib.algorithm.process import set_up_learning
 from rerpi_rllib.core.optimizers import make_optimizers
 from rerpi_rllib.core.settings import LearningSettings
 from rerpi_rllib.core.updates import run_updates
+from rerpi_rllib.runs.errors import EndedBySignal
 
 
 def is_machine_without_gpu() -> bool:
@@ -72,6 +77,91 @@ def update_seconds(config: RERPIConfig) -> float:
     return best
 
 
+def check_machine(
+    config: RERPIConfig, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+) -> None:
+    """Raise ``ValueError`` if a run cannot take place on this machine; a cluster may be larger."""
+    if "RAY_ADDRESS" in os.environ or ray.is_initialized():
+        return
+    gpus = torch.cuda.device_count()
+    needed = config.num_gpus_per_learner
+    needed = 0 if needed == "auto" else needed * max(1, config.num_learners)
+    needed += config.num_gpus_per_env_runner * config.num_env_runners
+    if max(needed, config.num_gpus) > gpus:
+        raise ValueError(
+            f"The run needs {max(needed, config.num_gpus):g} GPU and there are {gpus}: change "
+            "num_env_runners, num_learners or --num-gpus."
+        )
+    parts = _memory(config, observation_space, action_space)
+    total, available = sum(parts.values()), machine_memory()
+    if total > available:
+        largest = max(parts, key=lambda part: parts[part])
+        raise ValueError(
+            f"The run needs about {_gigabytes(total)} of memory and this machine has "
+            f"{_gigabytes(available)}. Most of it, {_gigabytes(parts[largest])}, is for {largest}."
+        )
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 2**30:,.3g} GB"
+
+
+_BYTES_PER_PROCESS = 2**28  # Python with torch, Ray and an environment, as far as it is not shared.
+
+
+def _memory(
+    config: RERPIConfig, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+) -> dict[str, float]:
+    """Estimate the bytes that a run needs in the end, by the settings that need them."""
+    observation = gym.spaces.flatdim(observation_space)
+    action = gym.spaces.flatdim(action_space)
+    network_sizes = {
+        "policy_layers": _weights([observation, *config.policy_layers, 2 * action]),
+        "covariance_layers": _weights([observation, *(config.covariance_layers or ()), 2 * action]),
+        "critic_layers": config.num_critics
+        * _weights([observation + action, *config.critic_layers, config.num_atoms]),
+    }
+    if config.network == "residual":  # Blocks hold a layer of twice the width and one back.
+        network_sizes = {key: 4 * weights for key, weights in network_sizes.items()}
+    on_gpu = not has_no_gpu(config)
+    states = config.total_train_batch_size
+    widest = max(config.critic_layers)
+    # Online and target weights, their gradients and two moments; and the same in each learner.
+    copies = 5 * max(1, config.num_learners)
+    step = 4 * (observation + action + 2) + 1
+    return {
+        f"replay_capacity={config.replay_capacity:,}": step * config.replay_capacity,
+        **{
+            f"{key}={getattr(config, key)}": 4.0 * copies * weights
+            for key, weights in network_sizes.items()
+        },
+        f"train_batch_size={states:,}": 4.0 * states * (2 * observation + action + 4)
+        # Each layer of the critic keeps its outputs for the gradient.
+        + (0 if on_gpu else 4.0 * states * sum(config.critic_layers)),
+        f"num_action_samples={config.num_action_samples}": 0
+        if on_gpu
+        else 4.0 * states * config.num_action_samples * (action + widest),
+        f"num_env_runners={config.num_env_runners}": _BYTES_PER_PROCESS * config.num_env_runners,
+        f"num_learners={config.num_learners}": _BYTES_PER_PROCESS * config.num_learners,
+        f"evaluation_num_env_runners={config.evaluation_num_env_runners}": _BYTES_PER_PROCESS
+        * config.evaluation_num_env_runners,
+    }
+
+
+def _weights(sizes: Sequence[int]) -> int:
+    """Return the number of weights of layers of these sizes, one after another."""
+    return sum(before * after for before, after in pairwise(sizes))
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory that this process may use: the machine's, or a container's limit."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("memory.max", "memory/memory.limit_in_bytes"):  # Control groups 2 and 1.
+        with contextlib.suppress(OSError, ValueError):  # Without a limit there is "max" instead.
+            memory = min(memory, int((Path("/sys/fs/cgroup") / limit).read_text()))
+    return memory
+
+
 @contextmanager
 def running_ray(config: RERPIConfig) -> Iterator[None]:
     """Start a Ray that is large enough for a run, and stop it; one that runs already is kept."""
@@ -107,7 +197,11 @@ def _start_ray(config: RERPIConfig) -> None:
             config.num_cpus_for_main_process - 1 + processes * max(1, config.num_cpus_per_env_runner)
         )
         options |= {"address": "local", "num_cpus": max(os.cpu_count() or 1, int(cpus) + 1)}
-    ray.init(**options)
+    try:
+        ray.init(**options)
+    except SystemExit as error:
+        # While it starts, Ray ends the process with the number of the signal.
+        raise EndedBySignal(int(error.code or signal.SIGTERM)) from None
 
 
 def _check_resources(config: RERPIConfig) -> None:

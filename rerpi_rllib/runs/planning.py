@@ -17,6 +17,8 @@ from rerpi_rllib.runs.checkpoints import (
     newest_checkpoint,
     run_of_checkpoint,
 )
+from rerpi_rllib.runs.files import named_directory
+from rerpi_rllib.runs.ownership import refuse_owned
 from rerpi_rllib.runs.settings import DEFAULT_ENV, Configuration, RunSettings
 
 
@@ -41,9 +43,9 @@ class Options:
         """Return the settings with these options on top; an option wins over a setting."""
         return replace(
             settings,
-            algo=self.algo or settings.algo,
-            env=self.env or settings.env,
-            preset=self.preset or settings.preset,
+            algo=settings.algo if self.algo is None else self.algo,
+            env=settings.env if self.env is None else self.env,
+            preset=settings.preset if self.preset is None else self.preset,
             seed=self.seed if self.seed is not None else settings.seed,
             stop=dict(self.stop) if self.stop is not None else settings.stop,
             config={**settings.config, **(self.config or {}), **self._own_settings()},
@@ -111,6 +113,7 @@ def plan_run(
     if resume is not None:
         checkpoint = newest_checkpoint(resume, report=report)
         directory = run_of_checkpoint(checkpoint)
+        refuse_owned(directory)
         before = RunSettings.from_file(directory / RunSettings.FILE_NAME)
         settings = options.apply_to(before)
         config = settings.build_config(accepted=before.config.keys() - (options.config or {}).keys())
@@ -146,9 +149,20 @@ def _new_settings(options: Options, file: str | None, report: Report) -> RunSett
 
 
 def _new_directory(settings: RunSettings, storage_path: Path, name: str | None) -> Path:
-    """Return the directory of a new run; refuse one that holds a run already."""
-    name = name or f"{settings.algo}_{settings.env.split('/')[-1]}_{time.strftime('%Y%m%d-%H%M%S')}"
-    directory = (storage_path / name).expanduser().resolve()
-    if any(directory.glob("part-*/checkpoint_*")):
-        raise ValueError(f"{directory} holds a run already: --resume it, or choose a --name.")
+    """Return the directory of a new run; refuse one that is in use for something else."""
+    if name is None:
+        task = settings.env.split("/")[-1].replace(":", "-")
+        name = f"{settings.algo}_{task}_{time.strftime('%Y%m%d-%H%M%S')}"
+    directory = named_directory(storage_path, name)
+    refuse_owned(directory)
+    refuse_used(directory)
     return directory
+
+
+def refuse_used(directory: Path) -> None:
+    """Raise ``ValueError`` if a new run would write into what an earlier one left."""
+    results = directory.glob("part-*/result.json")
+    if any(directory.glob("part-*/checkpoint_*")) or any(path.stat().st_size for path in results):
+        raise ValueError(f"{directory} holds a run already: --resume it, or choose a --name.")
+    if (directory / "sweep.json").exists():
+        raise ValueError(f"{directory} holds a sweep: choose another --name.")

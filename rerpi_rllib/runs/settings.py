@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ray.rllib.algorithms.algorithm_config import DEPRECATED_VALUE
+
 from rerpi_rllib import DDPGConfig, MPOConfig, RERPIConfig, SVG0Config, envs
+from rerpi_rllib.algorithm import checks
 from rerpi_rllib.algorithm.checkpoint import versions
-from rerpi_rllib.algorithm.config import PRESETS
+from rerpi_rllib.algorithm.config import PRESETS, setting_checks
 from rerpi_rllib.algorithm.spaces import check_spaces
 from rerpi_rllib.runs.files import (
     CONFIGS,
@@ -22,6 +25,7 @@ from rerpi_rllib.runs.files import (
     read_yaml,
     write_json,
 )
+from rerpi_rllib.runs.machine import check_machine
 from rerpi_rllib.runs.results import STOP_KEYS
 
 ALGORITHMS: dict[str, type[RERPIConfig]] = {
@@ -84,68 +88,116 @@ class RunSettings:
 
         Args:
             check_env: whether to build the environment too, and to check that its spaces are
-                supported.
+                supported and that this machine has the memory and the GPUs for the run.
             accepted: keys of ``config`` that may be without effect, since the user did not set them
                 for this run.
         """
+        self._check_run()
+        self._check_types(self.config)
         config = self.merged_config()
         config._accepted_settings = {key: getattr(config, key) for key in accepted}
         # Validation fills in what depends on the machine, so it works on a copy: the run may take
         # place on another machine.
         config.copy(copy_frozen=False).validate()
-        self._check_stop()
         if check_env:
             self._check_env(config)
         return config
 
     def merged_config(self) -> RERPIConfig:
         """Merge algorithm, preset and settings into a configuration whose values are not checked."""
-        if self.algo not in ALGORITHMS:
-            raise ValueError(
-                f"Unknown algorithm {self.algo!r}.{did_you_mean(self.algo, ALGORITHMS)} "
-                f"Allowed: {', '.join(ALGORITHMS)}."
-            )
-        if self.preset is not None and self.preset not in PRESETS:
-            raise ValueError(
-                f"Unknown preset {self.preset!r}.{did_you_mean(self.preset, PRESETS)} "
-                f"Allowed: {', '.join(PRESETS)}."
-            )
-        config_class = ALGORITHMS[self.algo]
-        config: RERPIConfig = getattr(config_class, self.preset)() if self.preset else config_class()
-        known = {key for key in vars(config) if not key.startswith("_")}
-        known.add("train_batch_size_per_learner")
+        config = self._starting_config()
+        known = _known_settings(config)
         values = {}
         for key, value in self.config.items():
             if key not in known:
                 raise ValueError(
-                    f"Unknown setting {key!r}.{did_you_mean(key, known)} "
+                    f"Unknown setting {key!r}.{did_you_mean(str(key), known)} "
                     "The README lists the settings of RERPI; RLlib's own work too."
                 )
-            values[key] = parse_value(value) if isinstance(value, str) else value
+            values[key] = _parsed(value)
         config.update_from_dict(values)
         config.environment(self.env)
         if self.seed is not None:
             config.debugging(seed=self.seed)
         return config
 
-    def _check_stop(self) -> None:
-        for key, value in self.stop.items():
-            if key not in STOP_KEYS:
+    def _starting_config(self) -> RERPIConfig:
+        """Return the configuration of the algorithm and its preset."""
+        for what, value, allowed in (
+            ("algorithm", self.algo, ALGORITHMS),
+            ("preset", self.preset, PRESETS),
+        ):
+            if value not in allowed and not (what == "preset" and value is None):
                 raise ValueError(
-                    f"Unknown stop key {key!r}.{did_you_mean(key, STOP_KEYS)} "
-                    f"Allowed: {', '.join(STOP_KEYS)}."
+                    f"Unknown {what} {value!r}.{did_you_mean(str(value), allowed)} "
+                    f"Allowed: {', '.join(allowed)}."
                 )
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ValueError(f"stop {key}={value!r} is not allowed: it must be a number.")
+        config_class = ALGORITHMS[self.algo]
+        config: RERPIConfig = getattr(config_class, self.preset)() if self.preset else config_class()
+        return config
+
+    def _check_run(self) -> None:
+        """Check what is not a setting of the algorithm."""
+        texts = {"algo": self.algo, "env": self.env, "preset": self.preset}
+        for key, value in texts.items():
+            if not isinstance(value, str) and not (key == "preset" and value is None):
+                raise ValueError(f"{key}={value!r} is not allowed: it must be a name.")
+        check = checks.check_of(checks.Seed)
+        if not check.holds(self.seed):
+            raise ValueError(f"seed={self.seed!r} is not allowed: it must be {check.allowed}.")
+        check_stop(self.stop)
+
+    def _check_types(self, given: Mapping[str, Any]) -> None:
+        """Check the values' types: RLlib accepts any, and fails where it uses them."""
+        default = self._starting_config()
+        own = setting_checks()
+        for key in given.keys() & _known_settings(default):
+            value = _parsed(given[key])
+            stored = getattr(default, key)
+            check = own.get(key) or checks.like(stored)
+            if stored == DEPRECATED_VALUE and value != stored:
+                raise ValueError(f"{key}={value!r} is not allowed: RLlib has dropped this setting.")
+            if not check.holds(value):
+                raise ValueError(f"{key}={value!r} is not allowed: it must be {check.allowed}.")
+            if key == "evaluation_config" and value:
+                if unknown := value.keys() - _known_settings(default):
+                    raise ValueError(f"Unknown setting {min(unknown)!r} in evaluation_config.")
+                self._check_types(value)
 
     def _check_env(self, config: RERPIConfig) -> None:
         env = envs.make(self.env, **config.env_config)
+        spaces = env.observation_space, env.action_space
+        env.close()
         try:
-            check_spaces(env.observation_space, env.action_space, config.policy)
+            check_spaces(*spaces, config.policy)
         except ValueError as error:
             raise ValueError(f"{self.env}: {error}") from None
-        finally:
-            env.close()
+        check_machine(config, *spaces)
+
+
+def _known_settings(config: RERPIConfig) -> set[str]:
+    """Return the names that a file or an option may set."""
+    known = {key for key in vars(config) if not key.startswith("_")}
+    return known | {"train_batch_size_per_learner"}
+
+
+def _parsed(value: Any) -> Any:
+    return parse_value(value) if isinstance(value, str) else value
+
+
+def check_stop(stop: Mapping[str, float]) -> None:
+    """Raise ``ValueError`` if a rule of ``--stop`` is unknown or cannot be met."""
+    for key, value in stop.items():
+        if key not in STOP_KEYS:
+            raise ValueError(
+                f"Unknown stop key {key!r}.{did_you_mean(str(key), STOP_KEYS)} "
+                f"Allowed: {', '.join(STOP_KEYS)}."
+            )
+        is_return = key == "return"
+        if not checks.is_number(value) or not abs(value) <= checks.LARGEST:
+            raise ValueError(f"stop {key}={value!r} is not allowed: it must be a finite number.")
+        if value <= 0 and not is_return:
+            raise ValueError(f"stop {key}={value!r} is not allowed: it must be above 0.")
 
 
 @dataclass
@@ -167,8 +219,11 @@ class Configuration:
         if not isinstance(given, dict):
             raise ValueError(f"{path} must be a mapping of settings, not {type(given).__name__}.")
         description = str(given.pop("description", ""))
-        tasks = given.get("env") or DEFAULT_ENV
+        tasks = given.get("env")
+        tasks = DEFAULT_ENV if tasks is None else tasks
         tasks = tasks if isinstance(tasks, list) else [tasks]
+        if not tasks or not all(isinstance(task, str) for task in tasks):
+            raise ValueError(f"env={given['env']!r} in {path} must be a task or a list of tasks.")
         run = RunSettings.from_mapping({**given, "env": tasks[0]}, str(path))
         return cls(run, tasks, description or f"{run.algo} on {run.env}")
 

@@ -6,6 +6,7 @@ Each trial's directory is that of a run: `rllib plot`, `evaluate`, `report`, `tr
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -13,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.exceptions import RayError
 from ray.tune import Callback, CheckpointConfig, TuneError
 from ray.tune.experiment import Trial
 
-from rerpi_rllib.runs.errors import RunFailed
-from rerpi_rllib.runs.files import write_json
+from rerpi_rllib.runs.errors import EndedBySignal, RunFailed
+from rerpi_rllib.runs.files import named_directory, read_yaml, write_json
 from rerpi_rllib.runs.machine import running_ray
+from rerpi_rllib.runs.ownership import owned
 from rerpi_rllib.runs.settings import RunSettings
+from rerpi_rllib.runs.signals import EndSignals
 from rerpi_rllib.runs.training import CheckpointByTime, StopRules, failure_reason
 from rerpi_rllib.sweeps.display import SweepDisplay
 from rerpi_rllib.sweeps.storage import whole_files
@@ -41,7 +45,7 @@ def sweep_directory(
 ) -> Path:
     """Return the directory of a sweep: the name that the user chose, or one that says what it is."""
     parts = [file_name, scheduler, search, "smoke" if smoke else None]
-    return (storage_path / (name or "-".join(filter(None, parts)))).expanduser().resolve()
+    return named_directory(storage_path, "-".join(filter(None, parts)) if name is None else name)
 
 
 def num_trials(sweep: Sweep, search: str | None, num_samples: int) -> int:
@@ -110,46 +114,59 @@ def run_sweep(
         **tuning,
         "trials": {name: asdict(settings) for name, settings in by_name.items()},
     }
-    resume = _claim_directory(directory, description, tuning, command)
-    total = num_trials(sweep, search, num_samples)
-    display = SweepDisplay(directory.name, total, trials[0].stop, quiet)
-    try:
-        with running_ray(trials[0].build_config(check_env=False, accepted=trials[0].config)):
-            analysis = tune.run(
-                SweepTrial,
-                name=directory.name,
-                storage_path=str(directory.parent),
-                storage_filesystem=whole_files(),
-                config={
-                    "metric": sweep.metric,
-                    "settings": sweep.search_space()
-                    if search
-                    else tune.grid_search([asdict(settings) for settings in trials]),
-                },
-                metric="score",
-                mode="max",
-                num_samples=num_samples if search else 1,
-                stop=StopRules(trials[0].stop),
-                **tune_options,
-                callbacks=[CheckpointByTime(), _WriteSettings(), display],
-                checkpoint_config=CheckpointConfig(
-                    checkpoint_at_end=True, num_to_keep=checkpoints_kept
-                ),
-                trial_dirname_creator=partial(
-                    _directory_name, list(sweep.grid), bool(scheduler or search)
-                ),
-                max_failures=_MAX_FAILURES,
-                raise_on_failed_trial=False,
-                resume="AUTO+ERRORED" if resume else None,
-                log_to_file=True,
-                verbose=0,
-            )
-    except TuneError as error:
-        raise RunFailed(f"{error}. Its log is in {directory}.") from error
-    finally:
-        display.close()
+    if (directory / RunSettings.FILE_NAME).exists():
+        raise ValueError(f"{directory} holds a run: choose another --name.")
+    config = trials[0].build_config(check_env=False, accepted=trials[0].config)
+    with (
+        owned(directory),
+        EndSignals("ending the sweep; a second signal ends at once.", _interrupt) as signals,
+    ):
+        resume = _claim_directory(directory, description, tuning, command)
+        total = num_trials(sweep, search, num_samples)
+        display = SweepDisplay(directory.name, total, trials[0].stop, quiet)
+        try:
+            with running_ray(config):
+                signals.install()
+                analysis = tune.run(
+                    SweepTrial,
+                    name=directory.name,
+                    storage_path=str(directory.parent),
+                    storage_filesystem=whole_files(),
+                    config={
+                        "metric": sweep.metric,
+                        "settings": sweep.search_space()
+                        if search
+                        else tune.grid_search([asdict(settings) for settings in trials]),
+                    },
+                    metric="score",
+                    mode="max",
+                    num_samples=num_samples if search else 1,
+                    stop=StopRules(trials[0].stop),
+                    **tune_options,
+                    callbacks=[CheckpointByTime(), _WriteSettings(), display],
+                    checkpoint_config=CheckpointConfig(
+                        checkpoint_at_end=True, num_to_keep=checkpoints_kept
+                    ),
+                    trial_dirname_creator=partial(
+                        _directory_name, list(sweep.grid), bool(scheduler or search)
+                    ),
+                    max_failures=_MAX_FAILURES,
+                    raise_on_failed_trial=False,
+                    resume="AUTO+ERRORED" if resume else None,
+                    log_to_file=True,
+                    verbose=0,
+                )
+        except (TuneError, RayError) as error:
+            raise RunFailed(f"{error}. Its log is in {directory}.") from error
+        finally:
+            display.close()
     failed = [trial for trial in analysis.trials if trial.status == Trial.ERROR]
     return {Path(trial.path).name: failure_reason(trial) for trial in failed}
+
+
+def _interrupt(received: signal.Signals) -> None:
+    """End a sweep; what it has done is on the disk, and the same command goes on with it."""
+    raise KeyboardInterrupt if received == signal.SIGINT else EndedBySignal(received)
 
 
 def _claim_directory(
@@ -162,7 +179,9 @@ def _claim_directory(
     path = directory / Sweep.FILE_NAME
     wanted = json.loads(json.dumps(description))
     if path.is_file():
-        saved = json.loads(path.read_text())
+        saved = read_yaml(path)
+        if not isinstance(saved, dict):
+            raise ValueError(f"{path} is damaged: it does not describe a sweep.")
         # The trials include the settings of the base, whose file may have changed.
         if any(saved.get(key) != wanted[key] for key in ("trials", "metric", *tuning)):
             other = [key for key in wanted if saved.get(key) != wanted[key]]
@@ -170,26 +189,70 @@ def _claim_directory(
     else:
         directory.mkdir(parents=True, exist_ok=True)
         write_json(path, {**wanted, "command": command})
-    return _has_state(directory)
+    names = ", ".join(sorted(trial.name for trial in _finished(directory)))
+    return _has_state(directory, names)
 
 
-def _has_state(directory: Path) -> bool:
-    """Tell whether a directory holds the state of a sweep; raise ``ValueError`` if it is damaged.
+def _finished(directory: Path) -> list[Path]:
+    """Return the trials of a sweep that have met their stopping rules, by what they have written."""
+    return [
+        path.parent
+        for path in directory.glob(f"*/{RunSettings.FILE_NAME}")
+        if _is_finished(path.parent)
+    ]
 
-    Tune would take a damaged state for none, and run finished trials again.
+
+def _is_finished(trial: Path) -> bool:
+    try:
+        stop = RunSettings.from_file(trial / RunSettings.FILE_NAME).stop
+        result = json.loads((trial / "result.json").read_text().splitlines()[-1])
+        is_stopped = StopRules(stop)(trial.name, result)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False  # Nothing has been written yet, or not all of it.
+    return is_stopped and any(trial.glob("checkpoint_*"))
+
+
+def _has_state(directory: Path, finished: str) -> bool:
+    """Tell whether a directory holds the state of a sweep, and bring it up to date.
+
+    Raises ``ValueError`` if it is damaged, or if there is none for the trials that have finished:
+    Tune would run them again.
+
+    Args:
+        directory: the directory of the sweep.
+        finished: the names of the trials that have finished.
     """
     # Tune itself takes the last one, too: the names end with the time.
-    for path in sorted(directory.glob("experiment_state-*.json"))[-1:]:
-        try:
-            json.loads(path.read_text())
-        except ValueError as error:
+    paths = sorted(directory.glob("experiment_state-*.json"))
+    if not paths:
+        if finished:
             raise ValueError(
-                f"{path} is damaged ({error}): without it, finished trials would be run again. "
-                "Choose another --name; or delete the file to run what an older one leaves to do, or "
-                "everything if there is none."
-            ) from error
-        return True
-    return False
+                f"{directory} holds finished trials ({finished}) and no experiment_state-*.json that "
+                "says so: they would be run again. Choose another --name."
+            )
+        return False
+    try:
+        state = json.loads(paths[-1].read_text())
+        # A process that is killed may have finished a trial since it last wrote the state.
+        trials = [_up_to_date(directory, *trial) for trial in state["trial_data"]]
+    except (ValueError, LookupError, TypeError) as error:
+        without = (
+            f"the finished trials ({finished}) would be run again. Choose another --name"
+            if finished
+            else "everything would be run again. Choose another --name, or delete the file"
+        )
+        raise ValueError(f"{paths[-1]} is damaged ({error}): without it, {without}.") from error
+    if trials != state["trial_data"]:
+        write_json(paths[-1], {**state, "trial_data": trials})
+    return True
+
+
+def _up_to_date(directory: Path, text: str, metadata: str) -> list[str]:
+    """Return Tune's state of a trial, which is TERMINATED if the trial has finished."""
+    trial = json.loads(text)
+    if trial["status"] != Trial.TERMINATED and _is_finished(directory / trial["relative_logdir"]):
+        text = json.dumps({**trial, "status": Trial.TERMINATED})
+    return [text, metadata]
 
 
 def _directory_name(grid: Sequence[str], add_id: bool, trial: Trial) -> str:

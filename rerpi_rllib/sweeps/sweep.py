@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -19,6 +19,7 @@ from rerpi_rllib.sweeps.trial import METRICS
 
 # Keys of a grid that belong to the run and not to the algorithm's configuration.
 RUN_KEYS = ("algo", "preset")
+_MAX_TRIALS = 10_000
 # The settings with which `--smoke` runs every variant for a moment.
 _SMOKE = {
     "policy_layers": [16, 16],
@@ -66,7 +67,10 @@ class Sweep:
     @classmethod
     def from_directory(cls, directory: Path) -> Sweep:
         """Read the sweep that a directory holds the trials of."""
-        saved = json.loads((directory / cls.FILE_NAME).read_text())
+        path = directory / cls.FILE_NAME
+        saved = read_yaml(path)
+        if not isinstance(saved, dict) or not {field.name for field in fields(cls)} <= saved.keys():
+            raise ValueError(f"{path} is damaged: it does not describe a sweep.")
         return cls(**{field.name: saved[field.name] for field in fields(cls)})
 
     @classmethod
@@ -81,7 +85,7 @@ class Sweep:
             raise ValueError(f"base={given.get('base')!r} in {path} must name a configuration.")
         env = given.get("env", [])
         given["env"] = env if isinstance(env, list) else [env]
-        if not all(isinstance(task, str) for task in given["env"]):
+        if not all(isinstance(task, str) and task for task in given["env"]):
             raise ValueError(f"env={env!r} in {path} must be a task or a list of tasks.")
         sweep = cls(**given)
         for key, values in sweep.grid.items():
@@ -93,23 +97,32 @@ class Sweep:
 
     def check(self) -> None:
         """Raise ``ValueError`` if anything is wrong, before the first trial starts."""
-        if self.metric not in METRICS:
+        if not isinstance(self.metric, str) or self.metric not in METRICS:
             raise ValueError(
                 f"metric={self.metric!r} is not allowed: it must be {' or '.join(METRICS)}."
             )
-        if isinstance(self.seeds, bool) or not isinstance(self.seeds, int) or self.seeds < 1:
-            raise ValueError(f"seeds={self.seeds!r} is not allowed: it must be 1 or more.")
-        tasks, variants = set(), set()
+        if not isinstance(self.seeds, int) or not 1 <= self.seeds <= _MAX_TRIALS:
+            raise ValueError(
+                f"seeds={self.seeds!r} is not allowed: it must be a whole number from 1 to "
+                f"{_MAX_TRIALS:,}."
+            )
+        tasks = len(self.env) or len(self._base().tasks)
+        number = self.seeds * tasks * math.prod(map(len, self.grid.values()))
+        if number > _MAX_TRIALS:
+            raise ValueError(
+                f"The sweep has {number:,} trials, and at most {_MAX_TRIALS:,} can be run."
+            )
+        tasks_seen, variants = set(), set()
         unused = {key: ValueError() for key in self.config}
         for settings in self.trials().values():
             variant = repr(settings.flat())
-            if settings.env in tasks and variant in variants:
+            if settings.env in tasks_seen and variant in variants:
                 continue
             common = settings.config.keys() - self.grid.keys()
-            config = settings.build_config(settings.env not in tasks, accepted=common)
+            config = settings.build_config(accepted=common)
             # A setting of all trials has to take effect in one of them.
             unused = {key: error for key in unused if (error := self._refusal(settings, key))}
-            tasks.add(settings.env)
+            tasks_seen.add(settings.env)
             variants.add(variant)
             if not set(settings.stop) - {"return"}:
                 raise ValueError(
@@ -212,7 +225,7 @@ def load(
         env=list(env) if env else sweep.env,
         seeds=sweep.seeds if seeds is None else seeds,
         config={**sweep.config, **(config or {})},
-        stop=dict(stop) if stop else sweep.stop,
+        stop=sweep.stop if stop is None else dict(stop),
     )
     sweep.check()
     return sweep, path.stem

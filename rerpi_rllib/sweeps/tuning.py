@@ -21,8 +21,8 @@ def check_tuning(scheduler: str | None, search: str | None, num_samples: int) ->
     ):
         if value is not None and value not in allowed:
             raise ValueError(f"{option} {value!r} is not allowed: it must be {' or '.join(allowed)}.")
-    if num_samples < 1:
-        raise ValueError(f"--num-samples {num_samples} is not allowed: it must be at least 1.")
+    if not 1 <= num_samples <= 10_000:
+        raise ValueError(f"--num-samples {num_samples} is not allowed: it must be from 1 to 10,000.")
 
 
 def make_scheduler(
