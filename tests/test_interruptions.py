@@ -20,8 +20,8 @@ from ray.tune import TuneError
 from test_cli import RLLIB
 
 from rerpi_rllib.cli import main
-from rerpi_rllib.runs import training
-from rerpi_rllib.runs.errors import RunFailed
+from rerpi_rllib.runs import process, training
+from rerpi_rllib.runs.errors import EndedBySignal, RunFailed
 from rerpi_rllib.runs.ownership import FILE_NAME, owned, refuse_owned
 from rerpi_rllib.runs.planning import PlannedRun
 from rerpi_rllib.runs.settings import RunSettings
@@ -239,6 +239,22 @@ def test_signals_come_back_to_what_they_were(capfd):
         signal.signal(signal.SIGHUP, ignored)
     assert received == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) == before
     assert capfd.readouterr().err == "rllib: SIGTERM: bye\n"
+
+
+@pytest.mark.parametrize(
+    "error,code,words",
+    [(KeyboardInterrupt(), 130, "Aborted"), (EndedBySignal(15), 143, "Ended by SIGTERM")],
+)
+def test_a_command_that_is_interrupted_says_so(error, code, words, monkeypatch, capsys):
+    def interrupted(pictures=False):
+        raise error
+
+    monkeypatch.setattr(process, "prepare_process", interrupted)
+    monkeypatch.setattr(sys, "argv", ["rllib", "list"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == code
+    assert capsys.readouterr().err == f"rllib: {words}.\n"
 
 
 def _wait_for(condition, process):

@@ -282,7 +282,7 @@ def sweep(
             command=shlex.join(["rllib", *sys.argv[1:]]),
             quiet=quiet,
         )
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, EndedBySignal):
         typer.echo(f"Stopped. The same command goes on with what is left of {_relative(directory)}.")
         raise
     if len(failed) < num_trials(planned, search, num_samples):
@@ -383,6 +383,8 @@ def main() -> None:
     """Run a command and turn its errors into one line on stderr and an exit code."""
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        if code == 130:
+            raise KeyboardInterrupt  # Newer versions of typer return this code for it.
     except _USAGE_ERROR as error:
         _fail(2, error.format_message())
     except EndedBySignal as error:

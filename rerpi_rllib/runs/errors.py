@@ -11,8 +11,8 @@ class RunFailed(Exception):
     """A run ended with an error; the message names its log."""
 
 
-class EndedBySignal(KeyboardInterrupt):
-    """A signal ends the command as Ctrl-C does."""
+class EndedBySignal(BaseException):
+    """A signal ends the command as Ctrl-C does, so that this is no error to be handled either."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"Ended by {signal.Signals(signum).name}.")

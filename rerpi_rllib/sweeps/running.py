@@ -156,6 +156,10 @@ def run_sweep(
                     log_to_file=True,
                     verbose=0,
                 )
+        except KeyboardInterrupt:
+            if signals.received in (None, signal.SIGINT):
+                raise
+            raise EndedBySignal(signals.received) from None
         except (TuneError, RayError) as error:
             raise RunFailed(f"{error}. Its log is in {directory}.") from error
         finally:
@@ -166,7 +170,7 @@ def run_sweep(
 
 def _interrupt(received: signal.Signals) -> None:
     """End a sweep; what it has done is on the disk, and the same command goes on with it."""
-    raise KeyboardInterrupt if received == signal.SIGINT else EndedBySignal(received)
+    raise KeyboardInterrupt  # While Ray waits, it lets no other exception through.
 
 
 def _claim_directory(
