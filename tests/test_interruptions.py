@@ -27,7 +27,7 @@ from rerpi_rllib.runs.planning import PlannedRun
 from rerpi_rllib.runs.settings import RunSettings
 from rerpi_rllib.runs.signals import EndSignals
 
-# An environment that kills its process once, after some steps.
+# An environment that kills its process once, and fails for good in the next process.
 CRASHING_ENV = (
     "import gymnasium as gym, numpy as np, os, pathlib, signal\n"
     "class Crashing(gym.Env):\n"
@@ -43,6 +43,10 @@ CRASHING_ENV = (
     "        if Crashing.steps == 700 and not self.mark.exists():\n"
     "            self.mark.touch()\n"
     "            os.kill(os.getpid(), signal.SIGKILL)\n"
+    "        if Crashing.steps > 350 and self.mark.exists() and self.mark.stat().st_size < 3:\n"
+    "            with self.mark.open('a') as file:\n"
+    "                file.write('x')\n"
+    "            raise OSError('it is broken')\n"
     "        return np.zeros(2, np.float32), 0.0, False, Crashing.steps % 50 == 0, {}\n"
     "gym.register('Crashing-v0', Crashing)\n"
 )
@@ -174,7 +178,6 @@ def _fail(monkeypatch, results):
         parts.append(part)
         if part.has_result:
             (part.directory / "checkpoint_000007").mkdir(parents=True)
-            part.steps["checkpoint_000007"] = 12_000
 
     def newest(path):
         found = sorted(path.glob("checkpoint_*"))
@@ -184,6 +187,7 @@ def _fail(monkeypatch, results):
 
     monkeypatch.setattr(training, "_train_part", train_part)
     monkeypatch.setattr(training, "newest_checkpoint", newest)
+    monkeypatch.setattr(training, "read_manifest", lambda path: {"env_steps": 12_000})
     return parts
 
 
@@ -290,7 +294,7 @@ def test_sigterm_ends_with_a_checkpoint_and_nobody_else_gets_in(tmp_path, monkey
         pass
 
 
-def test_a_killed_trial_goes_on_from_its_checkpoint(tmp_path):
+def test_a_killed_trial_goes_on_from_its_checkpoint_and_one_that_fails_from_there(tmp_path):
     (tmp_path / "crashing.py").write_text(CRASHING_ENV)
     path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
     early = (  # As if the first checkpoint were due at once.
@@ -313,6 +317,14 @@ def test_a_killed_trial_goes_on_from_its_checkpoint(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "Going on from part-1/checkpoint_000000 (env step 200): attempt 1 of 3." in done.stdout
     assert " died: it was killed" in done.stdout
-    rows = (tmp_path / "x" / "part-2" / "result.json").read_text().splitlines()
-    steps = [json.loads(row)["num_env_steps_sampled_lifetime"] for row in rows]
-    assert steps[0] == 400 and steps[-1] == 1200
+    # An error, unlike a kill, leaves a checkpoint of its moment.
+    assert "failed 3 times in a row: OSError: it is broken. Going on from part-2/" in done.stdout
+    assert "(env step 550): attempt 2 of 3." in done.stdout
+    steps = {
+        part: [
+            json.loads(row)["num_env_steps_sampled_lifetime"]
+            for row in (tmp_path / "x" / part / "result.json").read_text().splitlines()
+        ]
+        for part in ("part-2", "part-3")
+    }
+    assert steps["part-2"] == [400] and steps["part-3"][0] == 750 and steps["part-3"][-1] >= 1200

@@ -156,6 +156,25 @@ class RERPI(Algorithm):
             logger.warning("No GPU for the learner: it runs on the CPU.")
 
     @override(Algorithm)
+    def step(self) -> dict[str, Any]:
+        """Make an iteration; in a run of `rllib train`, one that fails leaves a checkpoint."""
+        try:
+            result: dict[str, Any] = super().step()
+        except Exception:
+            if self._shared_replay is not None and self._limiter.env_steps:
+                self._save_after_failure()
+            raise
+        return result
+
+    def _save_after_failure(self) -> None:
+        """Save what there is: updates that fail change nothing, and bad data is not stored."""
+        try:
+            self._learner_thread.submit(lambda: None).result()  # After what it still does.
+            self.save()
+        except Exception:
+            logger.exception("There is no checkpoint of the moment of the failure.")
+
+    @override(Algorithm)
     def training_step(self) -> dict[str, Any] | None:
         """Gather what the EnvRunners have sampled, learn as much as is due, send out new weights."""
         if self._has_lost_learners:

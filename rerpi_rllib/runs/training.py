@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ray.tune.experiment import Trial
 from ray.tune.result import SHOULD_CHECKPOINT
 
 from rerpi_rllib import load_algorithms
+from rerpi_rllib.algorithm.checkpoint import read_manifest
 from rerpi_rllib.algorithm.rerpi import SHARED_REPLAY_DIRECTORY
 from rerpi_rllib.runs.checkpoints import newest_checkpoint, prune
 from rerpi_rllib.runs.display import TrainingDisplay
@@ -27,7 +28,7 @@ from rerpi_rllib.runs.errors import RunFailed, os_errors_fail_the_run
 from rerpi_rllib.runs.machine import running_ray
 from rerpi_rllib.runs.ownership import owned
 from rerpi_rllib.runs.planning import PlannedRun, refuse_used
-from rerpi_rllib.runs.results import STOP_KEYS, env_steps
+from rerpi_rllib.runs.results import STOP_KEYS
 from rerpi_rllib.runs.signals import EndSignals
 
 _SECONDS_TO_FIRST_CHECKPOINT = 20.0
@@ -133,14 +134,12 @@ class _Part:
         start: the checkpoint that it goes on from; None for a part from the beginning.
         failure: what has ended it, if that was an error.
         has_result: whether it has made an iteration.
-        steps: the environment steps at the checkpoints that it has written, by their names.
     """
 
     directory: Path
     start: Path | None
     failure: str | None = None
     has_result: bool = False
-    steps: dict[str, int] = field(default_factory=dict)
     episode_return: float | None = None
 
 
@@ -183,7 +182,7 @@ def train(
             if signals.received or not _may_try_again(parts, max_failures):
                 raise RunFailed(_last_words(run, last, start))
             report(
-                f"The run failed: {last.failure}. Going on from {_name(start, parts)}: attempt "
+                f"The run failed: {last.failure}. Going on from {_name(start)}: attempt "
                 f"{len(parts)} of {max_failures}."
             )
         returns = [part.episode_return for part in parts if part.episode_return is not None]
@@ -217,11 +216,10 @@ def _may_try_again(parts: list[_Part], max_failures: int) -> bool:
     return len(parts) <= max_failures and not fails_at_once
 
 
-def _name(start: Path | None, parts: list[_Part]) -> str:
+def _name(start: Path | None) -> str:
     if start is None:
         return "the beginning, since there is no checkpoint yet"
-    steps = [part.steps[start.name] for part in parts if part.directory == start.parent]
-    return f"{start.parent.name}/{start.name}" + (f" (env step {steps[0]:,})" if steps else "")
+    return f"{start.parent.name}/{start.name} (env step {read_manifest(start)['env_steps']:,})"
 
 
 def _last_words(run: PlannedRun, last: _Part, start: Path | None) -> str:
@@ -299,11 +297,6 @@ class _Recorder(Callback):
         if self._run.checkpoint is not None and not self._part.has_result:
             self._run.settings.save(self._run.directory)
         self._part.has_result = True
-
-    def on_checkpoint(
-        self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: Any, **info: Any
-    ) -> None:
-        self._part.steps[Path(checkpoint.path).name] = env_steps(trial.last_result)
 
 
 def failure_reason(trial: Trial) -> str:
