@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -165,5 +166,15 @@ def record_act(
     For a few observations, Python takes longer to call each layer than torch takes to compute it.
     """
     # Recording draws a sample, which must not change the ones that follow.
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _unchanged(noise):
         return record(_Acting(nets, explore, noise), observations)
+
+
+@contextmanager
+def _unchanged(noise: ExplorationNoise | None) -> Iterator[None]:
+    if noise is None:
+        yield
+        return
+    before = noise.noise.clone()
+    yield
+    noise.noise.copy_(before)

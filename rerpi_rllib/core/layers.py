@@ -57,11 +57,25 @@ def choose_fastest() -> None:
     """Let this process's layers compute in the fastest way; finding it takes a few milliseconds."""
     global _uses_onednn, _uses_sigmoid
     inputs, weight, bias = torch.zeros(512, 256), torch.zeros(256, 256), torch.zeros(256)
-    has_onednn = torch.backends.mkldnn.is_available() and hasattr(
-        torch.ops.mkldnn, "_linear_pointwise"
-    )
-    _uses_onednn = has_onednn and _is_faster(_onednn_product, functional.linear, inputs, weight, bias)
+    products = _onednn_product, functional.linear
+    _uses_onednn = _has_onednn() and _is_faster(*products, inputs, weight, bias)
     _uses_sigmoid = _is_faster(_tanh_by_sigmoid, torch.tanh, inputs)
+
+
+def get_choices() -> dict[str, bool]:
+    """Return what :func:`choose_fastest` has chosen. The last digits of all results depend on it."""
+    return {"onednn": _uses_onednn, "sigmoid": _uses_sigmoid}
+
+
+def set_choices(choices: dict[str, bool]) -> None:
+    """Compute as another process did, for results that are the same to the last digit."""
+    global _uses_onednn, _uses_sigmoid
+    _uses_onednn = choices["onednn"] and _has_onednn()
+    _uses_sigmoid = choices["sigmoid"]
+
+
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def uses_onednn() -> bool:
