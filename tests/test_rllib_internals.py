@@ -167,6 +167,12 @@ INTERNALS: tuple[Internal, ...] = (
         "RLlib's `update` counts it up, and EnvRunners compare it to skip weights that they have.",
     ),
     Internal(
+        "ray.rllib.env.single_agent_env_runner.SingleAgentEnvRunner",
+        "_weights_seq_no",
+        "the algorithm",
+        "Lets EnvRunners take the weights of a checkpoint, also if theirs are newer.",
+    ),
+    Internal(
         "ray.rllib.core.learner.learner.Learner",
         "_log_steps_trained_metrics",
         "the learner",

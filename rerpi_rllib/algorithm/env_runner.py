@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -25,11 +26,14 @@ from ray.rllib.env.env_runner import NUM_ENV_STEP_FAILURES_LIFETIME
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
+from ray.rllib.utils.debug import update_global_seed_if_necessary
 from torch import Tensor
 
+from rerpi_rllib.algorithm import progress
 from rerpi_rllib.algorithm.faults import LARGEST_NUMBER, find_bad_number
 from rerpi_rllib.algorithm.networks import record_act
 from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
+from rerpi_rllib.envs import states
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +61,11 @@ class ToEnvUnits:
         return clipped.astype(self._box.dtype, copy=False)
 
 
+def later_seed(seed: int, *point: int) -> int:
+    """Return a seed for what begins anew at a later point of a run that began with ``seed``."""
+    return int(np.random.SeedSequence([seed, *point]).generate_state(1)[0]) >> 1
+
+
 def _is_sound(observation: Array) -> bool:
     """Tell whether a policy can act on an observation; it takes a quarter of a microsecond."""
     return bool(np.vdot(observation, observation) <= LARGEST_NUMBER**2)
@@ -67,11 +76,16 @@ class _EnvFailed(Exception):
 
 
 class _Piece:
-    """The steps of one environment since the last call of ``sample`` or the start of its episode."""
+    """The steps of one environment since the last call of ``sample`` or the start of its episode.
 
-    def __init__(self, observation: Array, before: SingleAgentEpisode | None = None) -> None:
-        self.episode_id = before.id_ if before else None
-        self.started = before.t if before else 0
+    Args:
+        observation: the first one.
+        episode_id: of the episode, if it has begun before.
+        started: the number of its steps before these.
+    """
+
+    def __init__(self, observation: Array, episode_id: str | None = None, started: int = 0) -> None:
+        self.episode_id, self.started = episode_id, started
         self.began = time.perf_counter()
         self.observations = [observation]
         self.is_bad = not _is_sound(observation)
@@ -96,8 +110,29 @@ class _Piece:
         return episode.to_numpy()
 
 
+@dataclass(frozen=True)
+class _Earlier:
+    """What the metrics of an episode need of a piece that another process has sampled."""
+
+    length: int
+    total: float
+    seconds: float
+
+    def __len__(self) -> int:
+        return self.length
+
+    def get_return(self) -> float:
+        return self.total
+
+    def get_duration_s(self) -> float:
+        return self.seconds
+
+
 class RERPIEnvRunner(SingleAgentEnvRunner):
     """RLlib's runner of one agent's environments, with a lean loop where nothing forbids it."""
+
+    _num_seeded_resets = 0
+    _is_sampling = False
 
     @override(SingleAgentEnvRunner)
     def make_env(self) -> None:
@@ -159,6 +194,7 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
             return episodes
         if force_reset or num_episodes is not None or self._needs_initial_reset or not self._pieces:
             self._restart()
+        self._is_sampling = True
         done: list[SingleAgentEpisode] = []
         steps = 0
         wanted = float("inf") if num_timesteps is None else num_timesteps
@@ -186,7 +222,8 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
                     episode = piece.episode(self._log_probs(piece))
                     self._ongoing_episodes_for_metrics[episode.id_].append(episode)
                     unfinished.append(episode)
-                    self._pieces[index] = _Piece(piece.observations[-1], before=episode)
+                    self._pieces[index] = _Piece(piece.observations[-1], episode.id_, episode.t)
+        self._is_sampling = False
         self._log_env_steps(metric=self._metrics_num_env_steps_sampled, num_steps=steps)
         self._increase_sampled_metrics(steps, len(done))
         return done + unfinished
@@ -220,6 +257,26 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
         observations, _ = self._try_env_reset(seed=seed, options=None)
         self._pieces = [_Piece(observation) for observation in np.array(observations, np.float32)]
         self._needs_initial_reset = False
+
+    @override(SingleAgentEnvRunner)
+    def _try_env_reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, Any]:
+        """Reset the environments; with a seed, so that no start of the run is repeated.
+
+        RLlib gives the same seed whenever environments begin anew: after a failure, and after a
+        checkpoint was restored. That is right for an evaluation only.
+        """
+        if seed is not None and not self.config.in_evaluation:
+            # A restored algorithm tells its EnvRunners how many steps it has.
+            point = int(self.num_env_steps_sampled_lifetime), self._num_seeded_resets
+            self._num_seeded_resets += 1
+            if any(point):
+                seed = later_seed(seed, *point)
+                if self.worker_index:  # This process only acts, and draws other actions, too.
+                    update_global_seed_if_necessary("torch", seed)
+        result: tuple[Any, Any] = super()._try_env_reset(seed=seed, options=options)
+        return result
 
     @torch.inference_mode()
     def _step(self, explore: bool) -> list[SingleAgentEpisode]:
@@ -273,3 +330,79 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
         encoded = policy.encode_actions(actions.view(len(actions), -1))
         log_probs: Array = policy(observations).log_prob(encoded).cpu().numpy()
         return log_probs
+
+    # -- Checkpoints of synchronous runs: the episodes in progress go on in another process. --
+
+    def get_progress(self) -> dict[str, Any]:
+        """Return what RLlib's state of an EnvRunner leaves out, between two calls of ``sample``."""
+        noise = getattr(self.module, "noise", None)
+        return {
+            "num_seeded_resets": self._num_seeded_resets,
+            "noise": None if noise is None else noise.noise.numpy(force=True).copy(),
+            "metrics": self.metrics.get_state(),
+            "episodes": self._get_episodes() if self.is_lean else None,
+        }
+
+    def _get_episodes(self) -> dict[str, Any] | None:
+        """Return the episodes in progress, or None if an environment's state cannot be had."""
+        if self._is_sampling:  # A failure has ended the call: the replay does not have its steps.
+            return None
+        try:
+            env_states = [states.get_state(env) for env in self._envs]
+        except Exception:  # A checkpoint without it is better than none.
+            logger.warning("%s does not give its state.", self.config.env, exc_info=True)
+            return None
+        if any(state is None for state in env_states):
+            return None
+        if not progress.is_storable(env_states):
+            logger.warning(
+                "get_state() of %s returned more than numbers, strings, lists, dictionaries and "
+                "arrays: a run that is restored begins its episodes anew.",
+                self.config.env,
+            )
+            return None
+        return {
+            "environments": env_states,
+            "need_reset": self._needs_initial_reset,
+            "pieces": [
+                {
+                    "id": piece.episode_id,
+                    "started": piece.started,
+                    "observation": piece.observations[-1],
+                    "earlier": [
+                        [len(earlier), earlier.get_return(), earlier.get_duration_s()]
+                        for earlier in self._ongoing_episodes_for_metrics.get(piece.episode_id, [])
+                    ],
+                }
+                for piece in self._pieces
+            ],
+        }
+
+    def set_progress(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`get_progress` has returned."""
+        self._abandon_episodes()
+        self._needs_initial_reset, self._is_sampling = True, False
+        self._num_seeded_resets = state["num_seeded_resets"]
+        self.metrics.set_state(state["metrics"])
+        if state["noise"] is not None and getattr(self.module, "noise", None) is not None:
+            self.module.noise.noise = torch.tensor(state["noise"], device=self._device)
+            self._act = {}  # What was recorded uses the noise that was there before.
+        episodes = state["episodes"]
+        if episodes is None or not self.is_lean or len(episodes["environments"]) != self.num_envs:
+            logger.warning("Episodes begin anew: the checkpoint has no state of these environments.")
+            return
+        try:
+            for env, env_state in zip(self._envs, episodes["environments"]):
+                states.set_state(env, env_state)
+        except Exception:
+            logger.warning(
+                "Episodes begin anew: %s does not take its state.", self.config.env, exc_info=True
+            )
+            return
+        self._needs_initial_reset = episodes["need_reset"]
+        for piece in episodes["pieces"]:
+            self._pieces.append(_Piece(piece["observation"], piece["id"], piece["started"]))
+            if piece["earlier"]:
+                self._ongoing_episodes_for_metrics[piece["id"]] = [
+                    _Earlier(*numbers) for numbers in piece["earlier"]
+                ]

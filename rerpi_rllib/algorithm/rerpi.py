@@ -9,6 +9,7 @@ import tempfile
 import time
 import traceback
 from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.policy.policy import Policy
 from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from ray.rllib.utils.annotations import override
+from ray.rllib.utils.debug import update_global_seed_if_necessary
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     LEARNER_RESULTS,
@@ -46,8 +48,9 @@ from ray.rllib.utils.metrics.learner_info import LEARNER_STATS_KEY
 from ray.tune import Checkpoint
 from ray.tune.result import STDERR_FILE, STDOUT_FILE, TRIAL_INFO
 
-from rerpi_rllib.algorithm import checkpoint
+from rerpi_rllib.algorithm import checkpoint, progress
 from rerpi_rllib.algorithm.config import RERPIConfig
+from rerpi_rllib.algorithm.env_runner import RERPIEnvRunner, later_seed
 from rerpi_rllib.algorithm.faults import (
     FAULTS,
     NUM_BAD_EPISODES,
@@ -61,6 +64,7 @@ from rerpi_rllib.algorithm.learner import UNDONE
 from rerpi_rllib.algorithm.process import set_up_learning
 from rerpi_rllib.algorithm.rate_limiter import RateLimiter
 from rerpi_rllib.algorithm.replay import ReplayBuffer
+from rerpi_rllib.core import layers
 from rerpi_rllib.core.threads import one_torch_thread_each
 from rerpi_rllib.core.updates import NonFiniteUpdates
 
@@ -68,6 +72,7 @@ logger = logging.getLogger(__name__)
 
 NUM_UPDATES_LIFETIME = "num_updates_lifetime"
 REPLAY = "replay"
+PROGRESS = "progress"
 # The key in a trial's configuration for the directory in which its checkpoints share their replay.
 SHARED_REPLAY_DIRECTORY = "__shared_replay_directory__"
 _LIMITER = "rate_limiter"
@@ -489,6 +494,8 @@ class RERPI(Algorithm):
         state: dict[str, Any] = super().get_state(components, not_components=not_components, **kwargs)
         if self._check_component(REPLAY, components, not_components):
             state[REPLAY] = self.replay.get_state()
+        if self._check_component(PROGRESS, components, not_components):
+            state[PROGRESS] = self._get_progress()
         return state | self._own_state()
 
     @override(Algorithm)
@@ -497,6 +504,28 @@ class RERPI(Algorithm):
         self._set_own_state(state)
         if REPLAY in state:
             self.replay.set_state(state[REPLAY])
+        if PROGRESS in state:
+            self._set_progress(state[PROGRESS])
+
+    def _get_progress(self) -> dict[str, Any]:
+        """Return the random states, and what an EnvRunner of this process is in the middle of."""
+        state: dict[str, Any] = {"random": progress.random_states()}
+        if isinstance(self.env_runner, RERPIEnvRunner) and not self._is_asynchronous:
+            state["env_runner"] = self.env_runner.get_progress()
+            state["layers"] = layers.get_choices()
+        return state
+
+    def _set_progress(self, state: dict[str, Any] | None) -> None:
+        """Go on where :meth:`_get_progress` was called, after all else has been restored."""
+        if isinstance(self.env_runner, RERPIEnvRunner) and not self._is_asynchronous:
+            if state is not None and "env_runner" in state:
+                self.env_runner.set_progress(state["env_runner"])
+                layers.set_choices(state["layers"])
+            else:
+                # Of an asynchronous run: new episodes, which begin otherwise than the first ones.
+                self.env_runner.num_env_steps_sampled_lifetime = self._limiter.env_steps
+        if state is not None:
+            progress.set_random_states(state["random"])
 
     @override(Algorithm)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -533,7 +562,7 @@ class RERPI(Algorithm):
         """
         self._clear(directory)
         saved = dict(state) if state is not None else self.get_state(not_components=REPLAY)
-        stored = saved.pop(REPLAY, None)
+        stored, in_progress = saved.pop(REPLAY, None), saved.pop(PROGRESS, None)
         module = _part(
             saved, COMPONENT_LEARNER_GROUP, COMPONENT_LEARNER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
         )
@@ -543,6 +572,8 @@ class RERPI(Algorithm):
             for key, value in (module or {}).items()
             if key.startswith("nets.")
         }
+        if in_progress is not None:
+            progress.save(directory / PROGRESS, in_progress)
         has_replay = state is None or stored is not None
         self._finish_checkpoint(directory, networks, has_replay, stored)
 
@@ -575,7 +606,8 @@ class RERPI(Algorithm):
         directory.mkdir(parents=True, exist_ok=True)
         (directory / checkpoint.MANIFEST).unlink(missing_ok=True)
         (directory / checkpoint.NETWORKS).unlink(missing_ok=True)
-        shutil.rmtree(directory / REPLAY, ignore_errors=True)
+        for part in (REPLAY, PROGRESS):
+            shutil.rmtree(directory / part, ignore_errors=True)
 
     def _description(self) -> dict[str, Any]:
         """Describe the checkpoint for those who must not unpickle it."""
@@ -607,8 +639,12 @@ class RERPI(Algorithm):
             return
         with checkpoint.local_copy(path, filesystem) as directory:
             checkpoint.check_whole(directory)
+            for group in filter(None, (self.env_runner_group, self.eval_env_runner_group)):
+                group.foreach_env_runner(_take_any_weights)
             super().restore_from_path(str(directory), *args, **kwargs)
+            in_progress = progress.load(directory / PROGRESS)
         self._note_missing_replay()
+        self._set_progress(in_progress)
 
     def _note_missing_replay(self) -> None:
         """After restoring: learning waits if there was no replay in the checkpoint."""
@@ -629,6 +665,7 @@ class RERPI(Algorithm):
             super().save_checkpoint(str(directory))
             networks = self.get_policy().model.nets.state_dict()
             networks = {name: value.numpy(force=True) for name, value in networks.items()}
+            progress.save(directory / PROGRESS, self._get_progress())
             self._finish_checkpoint(directory, networks)
         finally:
             self._saves_for_trial = False
@@ -643,7 +680,12 @@ class RERPI(Algorithm):
     @override(Algorithm)
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        is_new = not self._limiter.env_steps
         self._set_own_state(state)
+        if is_new and self.config.seed is not None:
+            # Otherwise its workers would begin as they began the run.
+            seed = later_seed(self.config.seed, self._limiter.env_steps)
+            self.env_runner_group.foreach_env_runner(partial(_seed_anew, seed=seed))
 
     @override(Algorithm)
     def load_checkpoint(self, checkpoint_dir: str) -> None:
@@ -658,6 +700,7 @@ class RERPI(Algorithm):
     def _restore_old_stack_replay(self, directory: Path) -> None:
         self.replay.restore_from_path(directory / REPLAY)
         self._note_missing_replay()
+        self._set_progress(progress.load(directory / PROGRESS))
 
     @classmethod
     @override(Algorithm)
@@ -670,6 +713,20 @@ class RERPI(Algorithm):
             if algorithm.config.uses_old_api_stack:
                 algorithm._restore_old_stack_replay(directory)
         return algorithm
+
+
+def _seed_anew(worker: Any, seed: int) -> None:
+    """Seed the environments of the old stack's worker, and its process if it only acts."""
+    seed = later_seed(seed, worker.worker_index)
+    if worker.worker_index:
+        update_global_seed_if_necessary("torch", seed)
+    for index, env in enumerate(worker.foreach_env(lambda env: env)):
+        env.reset(seed=seed + index)
+
+
+def _take_any_weights(env_runner: EnvRunner) -> None:
+    """Let an EnvRunner take weights that are older than its own, which it would ignore."""
+    env_runner._weights_seq_no = 0
 
 
 def _part(state: dict[str, Any], *names: str) -> dict[str, Any] | None:
