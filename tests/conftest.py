@@ -47,6 +47,7 @@ def ray_session():
     """Start one Ray for all tests, with more CPUs than there are, since most processes idle."""
     import ray
 
+    ray.shutdown()  # A test without this fixture may have let an algorithm start it.
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()

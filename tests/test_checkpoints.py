@@ -23,6 +23,12 @@ from rerpi_rllib.runs.evaluation import evaluate
 from rerpi_rllib.runs.planning import Options, plan_run
 from rerpi_rllib.runs.settings import RunSettings
 
+# What a manifest holds beside files, time and versions.
+ABOUT = {
+    **{"algo": "RERPI", "env": "x", "env_config": {}, "api_stack": "new", "env_steps": 1},
+    **{"updates": 1, "replay_size": 1, "settings": {}, "spaces": {}},
+}
+
 
 def _config(stack, **training):
     config = tiny_config(**training)
@@ -177,11 +183,54 @@ def test_a_manifest_of_another_shape_is_refused(tmp_path, content):
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "../../replay/../../secret", "a\0b"])
 def test_a_manifest_names_only_files_of_its_run(tmp_path, name):
-    manifest = {"format": 1, "algo": "RERPI", "env": "x", "settings": {}, "time": 1.0}
-    manifest["files"] = {name: {"bytes": 1, "sha256": ""}}
+    manifest = {"format": 1, "time": 1.0, **ABOUT, "files": {name: {"bytes": 1, "sha256": ""}}}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="not in the checkpoint"):
         manifests.check_whole(tmp_path)
+
+
+@pytest.mark.parametrize("key", [*ABOUT, "time", "files"])
+def test_a_manifest_that_lacks_something_is_damaged(tmp_path, key):
+    manifests.write_manifest(tmp_path, ABOUT, {})
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifests.check_whole(tmp_path)
+    for other in ({}, {key: ("wrong",)}):
+        changed = {name: value for name, value in manifest.items() if name != key} | other
+        (tmp_path / "manifest.json").write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=f"manifest.json has no {key}"):
+            manifests.check_whole(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["_dict_checkpoint.pkl", "replay/more.bin"])
+def test_a_file_that_was_added_is_noticed(tmp_path, name):
+    manifests.write_manifest(tmp_path, ABOUT, {})
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(pickle.dumps(_Harmful(tmp_path / "marker")))
+    with pytest.raises(ValueError, match=f"{name} was added to it later"):
+        manifests.check_whole(tmp_path)
+
+
+def test_a_run_whose_shared_replay_is_damaged_goes_on_without(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(manifests, "versions", dict)
+    run, buffer, said = tmp_path / "run", ReplayBuffer(100, 2, 1, seed=0), []
+    for number in range(2):
+        _add_steps(buffer, 10)
+        path = run / "part-1" / f"checkpoint_{number:06d}"
+        buffer.save_to_path(path / "replay", shared=run / "replay")
+        manifests.write_manifest(path, ABOUT, buffer.shared_files)
+    oldest = (path / "replay" / buffer._segments[0]["file"]).resolve()
+    content = bytearray(oldest.read_bytes())
+    content[5] ^= 1
+    oldest.write_bytes(content)
+    assert newest_checkpoint(run, report=said.append) == path.resolve()
+    assert len(said) == 1 and said[0].startswith("The replay of part-1/checkpoint_000001 is lost (")
+    restored = ReplayBuffer(100, 2, 1)
+    restored.restore_from_path(path / "replay")
+    assert len(restored) == 0 and "The replay of the checkpoint is lost: " in caplog.text
+    # What was learned of all steps is not.
+    assert restored.moments.get_state() == buffer.moments.get_state()
+    _add_steps(restored, 5)
+    assert len(restored) == 5
 
 
 class _Harmful:
@@ -293,8 +342,7 @@ def test_checkpoints_are_pruned_over_all_parts(tmp_path, monkeypatch):
         _add_steps(buffer, 10)
         path = run / f"part-{part}" / f"checkpoint_{number:06d}"
         buffer.save_to_path(path / "replay", shared=run / "replay")
-        about = {"algo": "RERPI", "env": "x", "settings": {}}
-        manifests.write_manifest(path, about, buffer.shared_files)
+        manifests.write_manifest(path, ABOUT, buffer.shared_files)
         prune(run, path, keep=2)
         return path
 

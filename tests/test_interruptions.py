@@ -223,6 +223,7 @@ def test_a_resumed_run_that_does_not_begin_keeps_its_settings(planned, monkeypat
     monkeypatch.setattr(training.tune, "run", run)
     monkeypatch.setattr(training, "running_ray", lambda config: nullcontext())
     monkeypatch.setattr(training, "load_algorithms", lambda: None)
+    monkeypatch.setattr(training, "read_manifest", lambda path: {"env_steps": 1})
     before = (planned.directory / "run.json").read_text()
     with pytest.raises(RunFailed, match="on fire"):
         training.train(planned, quiet=True, report=lambda text: None)
@@ -273,9 +274,8 @@ def test_sigterm_ends_with_a_checkpoint_and_nobody_else_gets_in(tmp_path, monkey
         *("train", "--algo", "RERPI", "--env", "Pendulum-v1", "--config", json.dumps(SMALL)),
         *("--set", "min_time_s_per_iteration=1", "--storage-path", str(tmp_path), "--name", "x"),
     ]
-    process = subprocess.Popen(
-        [*RLLIB, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([*RLLIB, *command], start_new_session=True, **pipes)
     results = tmp_path / "x" / "part-1" / "result.json"
     _wait_for(lambda: results.exists() and results.read_text(), process)
     monkeypatch.setattr(sys, "argv", ["rllib", *command])
@@ -283,7 +283,7 @@ def test_sigterm_ends_with_a_checkpoint_and_nobody_else_gets_in(tmp_path, monkey
         main()
     assert ended.value.code == 2
     assert f"in use by process {process.pid} on " in capsys.readouterr().err
-    process.send_signal(signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)  # Ray's processes get it, too.
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 143, errors
     (line,) = errors.splitlines()

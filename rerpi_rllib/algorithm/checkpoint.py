@@ -29,7 +29,6 @@ import gymnasium as gym
 import numpy as np
 import pyarrow.fs
 import torch
-from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
@@ -43,6 +42,14 @@ NETWORKS = "networks.safetensors"
 # Where the parts of a run keep the rows of their replay, as seen from one of its checkpoints.
 SHARED_REPLAY = "../../replay"
 _FORMAT = 1
+# What every manifest holds.
+_KEYS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("algo", "env", "api_stack"), str),
+    **dict.fromkeys(("env_steps", "updates", "replay_size"), int),
+    **dict.fromkeys(("settings", "spaces", "files"), dict),
+    "env_config": (dict, type(None)),
+    "time": float,
+}
 _BYTES_AT_ONCE = 2**20
 
 
@@ -95,24 +102,28 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
         raise DamagedCheckpoint(f"{MANIFEST} cannot be read: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         raise DamagedCheckpoint(f"{MANIFEST} is not of format {_FORMAT}, which this version reads")
-    for key, kind in (("algo", str), ("env", str), ("settings", dict), ("files", dict)):
-        if not isinstance(manifest.get(key), kind):
+    for key, kind in _KEYS.items():
+        if key not in manifest or not isinstance(manifest[key], kind):
             raise DamagedCheckpoint(f"{MANIFEST} has no {key}")
-    if not isinstance(manifest.get("time"), float):
-        raise DamagedCheckpoint(f"{MANIFEST} has no time")
     return manifest
 
 
 def check_whole(checkpoint: Path, with_replay: bool = True) -> dict[str, Any]:
     """Compare all files of a checkpoint with its manifest, which is returned.
 
-    Raises :class:`DamagedCheckpoint` if a file is missing or another one than was written.
+    Raises :class:`DamagedCheckpoint` if a file is missing, is not as it was written, or has been
+    added: Ray might load it.
 
     Args:
         checkpoint: its directory.
         with_replay: whether to check also the rows that the checkpoints of a run share.
     """
     manifest = read_manifest(checkpoint)
+    for path in sorted(checkpoint.rglob("*")):
+        name = path.relative_to(checkpoint).as_posix()
+        known = path.is_dir() or path.name.startswith(".") or name == MANIFEST
+        if path.is_symlink() or not (known or name in manifest["files"]):
+            raise DamagedCheckpoint(f"{name} was added to it later")
     checked = {}
     for name, measures in manifest["files"].items():
         is_shared = _is_shared(name)
@@ -123,18 +134,35 @@ def check_whole(checkpoint: Path, with_replay: bool = True) -> dict[str, Any]:
         except OSError:
             hint = " (a run's checkpoints share their replay: copy the whole run)" * is_shared
             raise DamagedCheckpoint(f"{name} is missing{hint}") from None
-        if not isinstance(measures, dict) or size != measures.get("bytes"):
-            raise DamagedCheckpoint(f"{name} has {size} bytes and not those it was written with")
+        if size != _bytes(measures):
+            raise DamagedCheckpoint(f"{name} has {size} bytes instead of {_bytes(measures)}")
         checked[name] = measures
     for name, measures in checked.items():
-        try:
-            with open(checkpoint / name, "rb") as file:
-                is_same = _measure(file) == measures
-        except OSError as error:
-            raise DamagedCheckpoint(f"{name} cannot be read: {error.strerror}") from None
-        if not is_same:
-            raise DamagedCheckpoint(f"{name} has changed since it was written")
+        check_file(checkpoint, name, measures)
     return manifest
+
+
+def check_file(directory: Path, name: str, measures: Mapping[str, Any]) -> None:
+    """Raise :class:`DamagedCheckpoint` unless a file has this size and checksum."""
+    try:
+        with open(directory / name, "rb") as file:
+            is_same = _measure(file) == measures
+    except OSError as error:
+        raise DamagedCheckpoint(f"{name} cannot be read: {error.strerror}") from None
+    if not is_same:
+        raise DamagedCheckpoint(f"{name} has changed since it was written")
+
+
+def flush(directory: Path) -> None:
+    """Flush a directory with all that is in it to the disk."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+        elif path.is_dir():
+            flush_directory(path)
+    flush_directory(directory)
+    flush_directory(directory.parent)
 
 
 def shared_files(manifest: Mapping[str, Any]) -> set[str]:
@@ -216,7 +244,7 @@ def load_networks(checkpoint: Path, manifest: Mapping[str, Any]) -> ActorCritic:
             model_settings(manifest["settings"]),
         )
         nets.load_state_dict(load_file(checkpoint / NETWORKS))
-    except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # A stranger may have written anything.
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
             f"{checkpoint / NETWORKS} does not fit what its manifest says ({reason})."
@@ -299,6 +327,10 @@ def versions() -> dict[str, str]:
     }
 
 
+def _bytes(measures: Any) -> Any:
+    return measures.get("bytes") if isinstance(measures, dict) else None
+
+
 def _measure(file: Any) -> dict[str, Any]:
     """Return the size and the checksum of a file."""
     digest, size = hashlib.sha256(), 0
@@ -333,11 +365,13 @@ def _key() -> bytes | None:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             # Another process may do the same now: a link is made for one of them, and whole.
             descriptor, temporary = tempfile.mkstemp(dir=path.parent)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(32))
-            with suppress(FileExistsError):
-                os.link(temporary, path)
-            os.unlink(temporary)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(secrets.token_bytes(32))
+                with suppress(FileExistsError):
+                    os.link(temporary, path)
+            finally:
+                os.unlink(temporary)
         return path.read_bytes() or None
     except (OSError, RuntimeError):
         return None

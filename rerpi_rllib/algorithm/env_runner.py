@@ -68,7 +68,10 @@ def later_seed(seed: int, *point: int) -> int:
 
 def _is_sound(observation: Array) -> bool:
     """Tell whether a policy can act on an observation; it takes a quarter of a microsecond."""
-    return bool(np.vdot(observation, observation) <= LARGEST_NUMBER**2)
+    return bool(
+        np.vdot(observation, observation) <= LARGEST_NUMBER**2
+        or np.abs(observation).max() <= LARGEST_NUMBER
+    )
 
 
 class _EnvFailed(Exception):

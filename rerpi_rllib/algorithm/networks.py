@@ -93,7 +93,7 @@ class ExplorationNoise(nn.Module):
     def __init__(self, correlation: float, size: int) -> None:
         super().__init__()
         self._correlation, self._renewal = correlation, math.sqrt(1.0 - correlation**2)
-        # It belongs to who acts, and not to what was learned.
+        # It belongs to the process that acts, and not to what is learned.
         self.register_buffer("noise", torch.empty(0, size), persistent=False)
 
     def begin(self, observations: Tensor) -> None:

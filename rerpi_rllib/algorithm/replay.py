@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import mmap
 import os
 import pathlib
@@ -28,9 +29,16 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.utils.checkpoints import Checkpointable
 
-from rerpi_rllib.algorithm.checkpoint import SHARED_REPLAY, flush_directory
+from rerpi_rllib.algorithm.checkpoint import (
+    SHARED_REPLAY,
+    DamagedCheckpoint,
+    check_file,
+    flush_directory,
+)
 from rerpi_rllib.algorithm.faults import Screening
 from rerpi_rllib.algorithm.moments import Moments, ReturnScale
+
+logger = logging.getLogger(__name__)
 
 Array: TypeAlias = npt.NDArray[Any]
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -460,6 +468,16 @@ class ReplayBuffer(Checkpointable):
         directory = pathlib.Path(path).as_posix()
         with files.open_input_stream(f"{directory}/{_STATE_FILE}") as file:
             state = json.loads(file.read())
+        try:
+            for segment in state["segments"]:
+                if segment["file"].startswith(_SHARED):
+                    measures = {key: segment[key] for key in ("bytes", "sha256")}
+                    check_file(pathlib.Path(directory), segment["file"], measures)
+        except DamagedCheckpoint as error:
+            logger.warning("The replay of the checkpoint is lost: %s.", error)
+            lanes = len(state["head"])
+            empty = {"head": [-1] * lanes, "written": [0] * lanes, "size": 0, "additions": 0}
+            state |= {**empty, "open": {}, "segments": []}
         self._restore(
             state, lambda name: files.open_input_stream(f"{directory}/{name}", compression=None)
         )

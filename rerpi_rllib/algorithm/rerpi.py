@@ -638,7 +638,7 @@ class RERPI(Algorithm):
             super().restore_from_path(path, *args, **kwargs)
             return
         with checkpoint.local_copy(path, filesystem) as directory:
-            checkpoint.check_whole(directory)
+            checkpoint.check_whole(directory, with_replay=False)
             for group in filter(None, (self.env_runner_group, self.eval_env_runner_group)):
                 group.foreach_env_runner(_take_any_weights)
             super().restore_from_path(str(directory), *args, **kwargs)
@@ -693,7 +693,7 @@ class RERPI(Algorithm):
             super().load_checkpoint(checkpoint_dir)
             return
         directory = Path(checkpoint_dir).absolute()
-        checkpoint.check_whole(directory)
+        checkpoint.check_whole(directory, with_replay=False)
         super().load_checkpoint(str(directory))
         self._restore_old_stack_replay(directory)
 
@@ -708,7 +708,7 @@ class RERPI(Algorithm):
         """Build the algorithm that wrote a checkpoint. This unpickles: see SECURITY.md."""
         path = path.to_directory() if isinstance(path, Checkpoint) else path
         with checkpoint.local_copy(path, filesystem) as directory:
-            checkpoint.check_whole(directory)
+            checkpoint.check_whole(directory, with_replay=False)
             algorithm: RERPI = super().from_checkpoint(str(directory), None, *args, **kwargs)
             if algorithm.config.uses_old_api_stack:
                 algorithm._restore_old_stack_replay(directory)

@@ -61,10 +61,11 @@ class Adam(torch.optim.Adam):
     def _torch_step(self, closure: Any) -> Any:
         """Take a step as torch does; if it is the first one of all parameters, share their count."""
         is_first = not self.state
-        if self._shared_count is not None:
+        counts = {id(state["step"]) for state in self.state.values()}
+        if len(counts) < len(self.state):
             for state in self.state.values():
                 state["step"] = state["step"].clone()
-            self._shared_count = None
+        self._shared_count = None
         result = super().step(closure)
         if is_first and len(self.state) == len(self.param_groups[0]["params"]):
             self._share_count()

@@ -52,7 +52,8 @@ def newest_checkpoint(
             raise ValueError(f"{path} is not a whole checkpoint: {error}.") from None
         return path
     damaged = []
-    for checkpoint in _newest_first(path):
+    found = _newest_first(path)
+    for checkpoint in found:
         try:
             manifests.check_whole(checkpoint, with_replay)
         except DamagedCheckpoint as error:
@@ -61,6 +62,16 @@ def newest_checkpoint(
         for line in damaged:
             report(f"Skipped a checkpoint that is not whole, {line}.")
         return checkpoint
+    if with_replay:
+        # A run's checkpoints share their replay: what is damaged there may be missing in all of them.
+        with suppress(ValueError):
+            checkpoint = newest_checkpoint(path, with_replay=False, report=report)
+            reason = damaged[found.index(checkpoint)].partition(": ")[2]
+            report(
+                f"The replay of {checkpoint.relative_to(path)} is lost ({reason}): learning goes on "
+                "when it has been filled anew."
+            )
+            return checkpoint
     more = f" (and {len(damaged) - _NAMED} more)" if len(damaged) > _NAMED else ""
     reasons = f" {'; '.join(damaged[:_NAMED])}{more}." if damaged else ""
     raise ValueError(f"There is no whole checkpoint_* at or below {str(path)!r}.{reasons}")
@@ -73,13 +84,15 @@ def _newest_first(directory: Path) -> list[Path]:
         try:
             return float(manifests.read_manifest(checkpoint)["time"]), checkpoint.name
         except DamagedCheckpoint:
-            return checkpoint.stat().st_mtime, checkpoint.name
+            with suppress(OSError):  # The run may have deleted it meanwhile.
+                return checkpoint.stat().st_mtime, checkpoint.name
+            return 0.0, checkpoint.name
 
     found = [path for path in directory.glob("**/checkpoint_*") if path.is_dir()]
     return sorted(found, key=age, reverse=True)
 
 
-def prune(run: Path, newest: Path, keep: int) -> None:
+def prune(run: Path, newest: Path, keep: int, start: Path | None = None) -> None:
     """Delete what earlier parts of a run have left, as soon as it is not needed any more.
 
     Tune itself deletes old checkpoints, but only those of the part that runs.
@@ -88,16 +101,26 @@ def prune(run: Path, newest: Path, keep: int) -> None:
         run: the directory of the run.
         newest: the checkpoint that was just written.
         keep: how many checkpoints the run keeps in all.
+        start: the checkpoint that the newest part went on from, which is kept before others.
     """
     part = newest.parent
     kept = [path for path in part.glob("checkpoint_*") if (path / manifests.MANIFEST).is_file()]
     others = [p for p in _newest_first(run) if p.parent != part and p.parent.parent == run]
-    whole = [path for path in others if is_checkpoint(path)] if len(kept) < keep else []
+    others.sort(key=lambda path: path != start)
+    whole = [path for path in others if _is_whole(path)] if len(kept) < keep else []
     for checkpoint in set(others) - set(whole[: max(0, keep - len(kept))]):
         with suppress(OSError):
             (checkpoint / manifests.MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(checkpoint, ignore_errors=True)
     _prune_replay(run, newest)
+
+
+def _is_whole(path: Path) -> bool:
+    with suppress(DamagedCheckpoint):
+        # The replay that is shared takes long to check, and the newest checkpoint needs it, too.
+        manifests.check_whole(path, with_replay=False)
+        return True
+    return False
 
 
 def _prune_replay(run: Path, newest: Path) -> None:

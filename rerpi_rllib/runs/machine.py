@@ -25,6 +25,7 @@ from rerpi_rllib.core.optimizers import make_optimizers
 from rerpi_rllib.core.settings import LearningSettings
 from rerpi_rllib.core.updates import run_updates
 from rerpi_rllib.runs.errors import EndedBySignal
+from rerpi_rllib.runs.signals import processes_survive_signals
 
 
 def is_machine_without_gpu() -> bool:
@@ -198,7 +199,8 @@ def _start_ray(config: RERPIConfig) -> None:
         )
         options |= {"address": "local", "num_cpus": max(os.cpu_count() or 1, int(cpus) + 1)}
     try:
-        ray.init(**options)
+        with processes_survive_signals():
+            ray.init(**options)
     except SystemExit as error:
         # While it starts, Ray ends the process with the number of the signal.
         raise EndedBySignal(int(error.code or signal.SIGTERM)) from None

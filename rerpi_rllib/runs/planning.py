@@ -104,7 +104,7 @@ def plan_run(
         storage_path: where the directories of new runs are.
         name: the name of a new run's directory; by default one with algorithm, task and time.
         trust: whether to resume a run that somebody else may have written.
-        report: called with what the user should know about choices made for him.
+        report: called with what the user should know about choices made on the user's behalf.
     """
     if file is not None and resume is not None:
         raise ValueError("--resume goes on with the run's own settings: leave 'file FILE' out.")
@@ -112,14 +112,14 @@ def plan_run(
         raise ValueError("--trust is for --resume DIR: leave it out.")
     if resume is not None:
         checkpoint = newest_checkpoint(resume, report=report)
+        if not trust:
+            check_trusted(checkpoint)
         directory = run_of_checkpoint(checkpoint)
         refuse_owned(directory)
         before = RunSettings.from_file(directory / RunSettings.FILE_NAME)
         settings = options.apply_to(before)
         config = settings.build_config(accepted=before.config.keys() - (options.config or {}).keys())
         check_resumable(checkpoint, config)
-        if not trust:
-            check_trusted(checkpoint)
         if not holds_replay(checkpoint):
             report(
                 f"{checkpoint.name} holds no replay: learning goes on after "

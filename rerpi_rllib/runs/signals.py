@@ -5,12 +5,32 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def processes_survive_signals() -> Iterator[None]:
+    """Let the processes that are started here, and all of theirs, pass over SIGTERM and SIGHUP.
+
+    Slurm, systemd, `timeout` and a closed terminal send these to a whole group of processes. The one
+    that handles them needs the others for a last checkpoint, and ends them itself.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 class EndSignals:
@@ -25,7 +45,7 @@ class EndSignals:
         self.received: signal.Signals | None = None
         self._message, self._on_first = message, on_first
         self._previous: dict[signal.Signals, Any] = {}
-        self._terminals: list[int] = []
+        self._leave_with_terminal: list[int] = []
 
     def __enter__(self) -> EndSignals:
         if threading.current_thread() is threading.main_thread():
@@ -33,7 +53,7 @@ class EndSignals:
             self._previous = {number: signal.getsignal(number) for number in _SIGNALS}
             if self._previous[signal.SIGHUP] == signal.SIG_IGN:
                 del self._previous[signal.SIGHUP]
-            self._terminals = [number for number in (1, 2) if os.isatty(number)]
+            self._leave_with_terminal = [n for n in (1, 2) if not stat.S_ISREG(os.fstat(n).st_mode)]
         self.install()
         return self
 
@@ -54,12 +74,13 @@ class EndSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if number == signal.SIGHUP:
-            # The terminal is gone: what is written to it would fail, and the run with it.
+            # The terminal is gone, and programs behind a pipe with it: what is written to them would
+            # fail, and the run with it.
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            for terminal in self._terminals:
-                os.dup2(nowhere, terminal)
+            for number in self._leave_with_terminal:
+                os.dup2(nowhere, number)
         if self.received is not None:
-            if 1 in self._terminals:
+            if os.isatty(1):
                 os.write(1, b"\x1b[?25h\n")  # The live table hides the cursor.
             _say(f"Ended at once by a second signal ({name}).")
             os._exit(128 + number)  # Ray's processes end with this one.

@@ -20,7 +20,7 @@ from ray.tune.experiment import Trial
 from ray.tune.result import SHOULD_CHECKPOINT
 
 from rerpi_rllib import load_algorithms
-from rerpi_rllib.algorithm.checkpoint import read_manifest
+from rerpi_rllib.algorithm.checkpoint import flush, read_manifest
 from rerpi_rllib.algorithm.rerpi import SHARED_REPLAY_DIRECTORY
 from rerpi_rllib.runs.checkpoints import newest_checkpoint, prune
 from rerpi_rllib.runs.display import TrainingDisplay
@@ -116,13 +116,14 @@ class CheckpointByTime(Callback):
 class PruneOldParts(Callback):
     """Deletes old checkpoints of all parts of a run, and the rows of the replay that they needed."""
 
-    def __init__(self, run: Path) -> None:
-        self._run = run
+    def __init__(self, run: Path, start: Path | None) -> None:
+        self._run, self._start = run, start
 
     def on_checkpoint(
         self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: Checkpoint, **info: Any
     ) -> None:
-        prune(self._run, Path(checkpoint.path), _CHECKPOINTS_KEPT)
+        flush(Path(checkpoint.path))  # Before older ones are deleted.
+        prune(self._run, Path(checkpoint.path), _CHECKPOINTS_KEPT, self._start)
 
 
 @dataclass
@@ -260,7 +261,7 @@ def _train_part(
                     stop=stop,
                     callbacks=[
                         CheckpointByTime(),
-                        PruneOldParts(directory),
+                        PruneOldParts(directory, part.start),
                         _Recorder(run, part),
                         display,
                     ],
@@ -273,7 +274,7 @@ def _train_part(
                     raise_on_failed_trial=False,
                     verbose=0,
                 )
-    except (TuneError, RayError) as error:
+    except (TuneError, RayError, RunFailed) as error:
         part.failure = _reason(str(error))
         return
     finally:

@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from ray.tune import Callback, CheckpointConfig, TuneError
 from ray.tune.experiment import Trial
 
-from rerpi_rllib.runs.errors import EndedBySignal, RunFailed
+from rerpi_rllib.runs.errors import EndedBySignal, RunFailed, os_errors_fail_the_run
 from rerpi_rllib.runs.files import named_directory, read_yaml, write_json
 from rerpi_rllib.runs.machine import running_ray
 from rerpi_rllib.runs.ownership import owned
@@ -121,11 +121,11 @@ def run_sweep(
         owned(directory),
         EndSignals("ending the sweep; a second signal ends at once.", _interrupt) as signals,
     ):
-        resume = _claim_directory(directory, description, tuning, command)
         total = num_trials(sweep, search, num_samples)
         display = SweepDisplay(directory.name, total, trials[0].stop, quiet)
         try:
-            with running_ray(config):
+            resume = _claim_directory(directory, description, tuning, command)
+            with running_ray(config), os_errors_fail_the_run():
                 signals.install()
                 analysis = tune.run(
                     SweepTrial,
