@@ -142,11 +142,11 @@ class LearnerBackup:
         self._state = None
 
     def keep(self, group: LearnerGroup, updates: int) -> None:
-        """Ask the learners for their state, once a minute; call it before each of their calls.
+        """Ask the learners for their state, once a minute. Call it before every update call.
 
         Args:
             group: the learners.
-            updates: how many they have made.
+            updates: how many updates they have made.
         """
         self._calls += 1
         if self._state is None or time.monotonic() - self._kept > _SECONDS_BETWEEN_BACKUPS:
