@@ -48,7 +48,8 @@ def ray_session():
     import ray
 
     ray.shutdown()  # A test without this fixture may have let an algorithm start it.
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    # Another Ray of this machine is none of ours.
+    ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
 

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 
 import gymnasium as gym
@@ -355,3 +358,50 @@ def test_a_killed_learner_is_replaced(ray_session, caplog):
         assert any("10 updates are lost" in record.message for record in caplog.records)
     finally:
         algorithm.stop()
+
+
+LOSES_A_NODE = """
+import ray
+from conftest import tiny_config
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+away = {"num_cpus": 1, "resources": {"away": 1}}
+node = cluster.add_node(**away)
+config = tiny_config().reporting(min_time_s_per_iteration=1)
+config.env_runners(num_env_runners=1, custom_resources_per_env_runner={"away": 1})
+config.fault_tolerance(env_runner_health_probe_timeout_s=5)
+algorithm = config.build_algo()
+
+def train_until(steps):
+    result = {}
+    while result.get("num_env_steps_sampled_lifetime", 0) < steps:
+        result = algorithm.train()
+    return result
+
+train_until(400)
+cluster.remove_node(node, allow_graceful=False)
+cluster.add_node(**away)
+result = train_until(algorithm._limiter.env_steps + 400)
+assert result["num_env_runner_restarts"] >= 1
+assert len(algorithm.replay) == result["num_env_steps_sampled_lifetime"]
+algorithm.stop()
+ray.shutdown()
+cluster.shutdown()
+print("survived", flush=True)
+"""
+
+
+def test_a_node_of_the_cluster_is_lost():
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # Sockets have short names.
+        # Otherwise a Ray that other tests start would look for this cluster.
+        environment = {**os.environ, "RAY_TMPDIR": directory}
+        done = subprocess.run(
+            [sys.executable, "-c", LOSES_A_NODE],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=600,
+        )
+    assert "survived" in done.stdout, done.stderr[-2000:]
