@@ -57,6 +57,7 @@ SETTINGS = {
     "normalize_observations": False,  # It would make the numbers of the steps large.
     "policy_layers": [32, 32],
     "critic_layers": [64, 64],
+    "max_bad_episode_share": 0.5,  # A tenth would end so short parts of a run.
     "updates_per_env_step": 1.0,
     "replay_capacity": 1_000_000,
     "num_steps_sampled_before_learning_starts": 500,
@@ -306,16 +307,14 @@ def processes(session: int) -> dict[int, str]:
     return found
 
 
-ROLES = {"EnvRunner": "EnvRunner", "learner": "Learner", "trial": "ray::RERPI"}
+# The classes of the actors; RLlib wraps learners.
+ROLES = {"EnvRunner": "RERPIEnvRunner", "learner": "_WrappedExecutable", "trial": "RERPI"}
 
 
 def find(session: int, role: str) -> int | None:
     """Return the process of an actor; ``role`` is one of ``ROLES``."""
     for pid, name in processes(session).items():
-        actor = name.split(".")[0]
-        if actor.startswith("ray::") and (
-            actor == ROLES[role] if role == "trial" else actor.endswith(ROLES[role])
-        ):
+        if name.split(".")[0] == f"ray::{ROLES[role]}":
             return pid
     return None
 
@@ -419,6 +418,7 @@ class Chaos:
         self._process: subprocess.Popen[bytes] | None = None
         self._sessions: list[int] = []
         self._number = 0
+        self._ended: tuple[str, float] | None = None
         self.left_processes = 0
         self.last_result: dict[str, Any] = {}
 
@@ -430,6 +430,12 @@ class Chaos:
             self._end(life.end.removesuffix(" at its start"), at_start=True)
             return
         self._wait("results", self._has_result, started=True)
+        if self._ended is not None:
+            what, ended = self._ended
+            self._ledger.lose(
+                f"{what}, until the resumed run's first result", time.monotonic() - ended
+            )
+            self._ended = None
         self._clean_up()
         for event in life.events:
             time.sleep(self._rng.uniform(0.0, 2.0))
@@ -515,7 +521,9 @@ class Chaos:
             ended = self._process.poll()
             if ended is not None or time.monotonic() - began > PATIENCE:
                 how = f"ended with exit code {ended}" if ended is not None else "hangs"
-                reason = f"{self._output.name}: the run {how} before there were {what}: {self._said()}"
+                reason = (
+                    f"{self._output.name}: the run {how} before there were {what}: {self._said()}"
+                )
                 (self._ledger.refused if started else self._ledger.broken).append(reason)
                 raise Broken(reason)
             time.sleep(0.05)
@@ -530,7 +538,9 @@ class Chaos:
         part = self._newest_part()
 
         def goes_on() -> bool:
-            return (self._newest_part() != part and bool(self._result())) or self._steps() > steps + 20
+            return (
+                self._newest_part() != part and bool(self._result())
+            ) or self._steps() > steps + 20
 
         self._wait(f"new steps after: {what}", goes_on)
         self._ledger.lose(what, time.monotonic() - began)
@@ -545,16 +555,12 @@ class Chaos:
             return bool(pids)
 
         self._wait(f"a process of the {role}", runs)
-        steps, before = self._steps(), soak_env.steps_of_lives(self._marks)
         counter = f"num_{'learner' if role == 'learner' else 'env_runner'}_restarts"
         restarts = int(self._result().get(counter, 0))
         self._note_kill(role, in_write=False)
         os.kill(pids[0], signal.SIGKILL)
         began = time.monotonic()
-        del steps, before
-        self._wait(
-            f"a new {role}", lambda: int(self._result().get(counter, 0)) > restarts
-        )
+        self._wait(f"a new {role}", lambda: int(self._result().get(counter, 0)) > restarts)
         self._until_it_goes_on(f"{role} killed", began)
 
     def _kill_trial(self, in_write: bool) -> None:
@@ -612,7 +618,7 @@ class Chaos:
                 return True
         self._log(f"the run ended on the full disk: {self._said()}")
         self._ledger.other_events["runs ended by a full disk, and resumed"] += 1
-        self._after_end()
+        self._after_end("disk filled")
         return False
 
     def _await_write(self) -> Writes:
@@ -649,7 +655,7 @@ class Chaos:
             kill_session(self._session)
         kind = f"{what} while starting" if at_start else what
         self._note_kill(kind, in_write=writing is not None and writing.going_on)
-        self._after_end()
+        self._after_end(f"{what} killed")
 
     def _terminate(self) -> None:
         assert self._process is not None
@@ -663,7 +669,7 @@ class Chaos:
         self._log(f"SIGTERM: ended after {time.monotonic() - began:.1f} s with exit code {code}")
         self._has_result()
         counted = self._steps()
-        stored = self._after_end()
+        stored = self._after_end("SIGTERM")
         if code != 128 + signal.SIGTERM or stored is None or stored.env_steps != counted:
             steps = stored.env_steps if stored else None
             self._ledger.broken.append(
@@ -671,10 +677,12 @@ class Chaos:
                 f"has {steps} steps, while the last result has {counted}: {self._said()}"
             )
 
-    def _after_end(self) -> Stored | None:
-        """Look at what the ended process has left."""
+    def _after_end(self, what: str) -> Stored | None:
+        """Look at what the process has left that was ended by something."""
         assert self._process is not None
         self._process.wait()
+        if self._ended is None:  # Otherwise it has ended again before it had results.
+            self._ended = what, time.monotonic()
         said = self._output.read_text(errors="replace")
         self._ledger.skipped += said.count("Skipped a checkpoint that is not whole")
         return self.auditor.compare()
@@ -794,7 +802,12 @@ class Storm:
         self._context = multiprocessing.get_context("forkserver")
         # They take ten seconds to import, once for all.
         self._context.set_forkserver_preload(
-            ["rerpi_rllib.algorithm.rerpi", "rerpi_rllib.runs.checkpoints", "torch._inductor", "soak_env"]
+            [
+                "rerpi_rllib.algorithm.rerpi",
+                "rerpi_rllib.runs.checkpoints",
+                "torch._inductor",
+                "soak_env",
+            ]
         )
         os.environ["PYTHONPATH"] = _environment()["PYTHONPATH"]
 
@@ -810,7 +823,7 @@ class Storm:
         began = time.monotonic()
         self._ledger.resumes += expected is not None
         # The first one has to leave something.
-        wanted = self._rng.randrange(3) + (last is None)
+        wanted = self._rng.randrange(6) + (last is None)
         if during_write or last is None:
             while not (saved.value >= wanted and doing.value == _SAVING) and process.is_alive():
                 if time.monotonic() - began > PATIENCE:
@@ -818,9 +831,9 @@ class Storm:
                 time.sleep(0.001)
             time.sleep(self._rng.uniform(0.0, _SECONDS_OF_A_WRITE))
         else:
-            process.join(self._rng.uniform(0.0, 3.0))
+            process.join(self._rng.uniform(0.0, 4.0))
         if not process.is_alive():
-            reason = f"storm: resuming failed: {self._said()[len(said):].strip()[-500:]}"
+            reason = f"storm: resuming failed: {self._said()[len(said) :].strip()[-500:]}"
             self._ledger.refused.append(reason)
             raise Broken(reason)
         process.kill()
@@ -848,9 +861,7 @@ def final_returns(runs: Iterable[Path]) -> list[tuple[float, float]]:
     found = []
     for run in runs:
         returns = evaluate(run, episodes=EVALUATION_EPISODES, seed=0)["returns"]
-        found.append(
-            (statistics.mean(returns), statistics.stdev(returns) / EVALUATION_EPISODES**0.5)
-        )
+        found.append((statistics.mean(returns), statistics.stdev(returns) / EVALUATION_EPISODES**0.5))
     return found
 
 
