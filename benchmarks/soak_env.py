@@ -1,9 +1,10 @@
-"""The environment of `benchmarks/soak.py`: Pendulum whose steps can be told apart, and which misbehaves.
+"""The environment of `benchmarks/soak.py`: Pendulum with numbered steps, which misbehaves.
 
-Each environment that is built has a number, its life, and counts its steps. Both are in its observations,
-so small that no network learns from them and exact in float32: what a replay holds can be compared step
-by step with what was sampled. Where the environment variable ``SOAK_DIRECTORY`` is set, the steps of each
-life are counted in a file there, which outlives a killed process, and there are faults.
+Each environment that is built has a number, its life, and counts its steps. Both are in its
+observations, so small that no network learns from them and exact in float32: what a replay holds can
+be compared step by step with what was sampled. Where the environment variable ``SOAK_DIRECTORY`` is
+set, the steps of each life are counted in a file there, which outlives a killed process, and there
+are faults.
 """
 
 from __future__ import annotations

@@ -307,7 +307,7 @@ class _Recorder(Callback):
 
 
 def failure_reason(trial: Trial) -> str:
-    """Return the error that made a trial fail, in one line; Ray has to run, whose directory it reads."""
+    """Return the error that made a trial fail, in one line, as long as Ray runs."""
     text = str(trial.get_error() or "")
     if not text.strip() and trial.error_file:
         # The copy in the run's directory is empty on a full disk.
