@@ -280,7 +280,6 @@ def _train_part(
                 part.failure = failure_reason(trial)
     except (TuneError, RayError) as error:
         part.failure = _reason(str(error))
-        return
     finally:
         display.close()
         part.episode_return = display.last_return
