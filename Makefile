@@ -5,7 +5,7 @@ PYTHON_VERSIONS := 3.11 3.12
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test lint bench resolve setup clean
+.PHONY: train test lint bench soak resolve setup clean
 
 train: setup
 	$(BIN)/rllib train file configs/quickstart.yaml
@@ -21,6 +21,12 @@ lint: setup
 bench: setup
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[benchmark]'
 	$(BIN)/python benchmarks/all.py
+
+# Ten minutes of kills, hangs, bad data and full disks, and what became of every step. As root it
+# mounts a small disk to fill. MINUTES=30 takes longer.
+MINUTES := 10
+soak: setup
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES)
 
 # Whether the pins of constraints.txt can be installed on every Python version that is promised. It
 # needs the network, reads metadata only and takes seconds.

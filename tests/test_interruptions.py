@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from conftest import SMALL
 from ray.tune import TuneError
+from ray.tune.experiment import Trial
 from test_cli import RLLIB
 
 from rerpi_rllib.cli import main
@@ -230,6 +232,33 @@ def test_a_resumed_run_that_does_not_begin_keeps_its_settings(planned, monkeypat
     assert (planned.directory / "run.json").read_text() == before
     training._Recorder(planned, training._Part(planned.directory, None)).on_trial_result()
     assert RunSettings.from_file(planned.directory / "run.json").stop == {"env_steps": 2}
+
+
+def test_the_reason_of_a_failure_is_read_while_ray_runs(planned, monkeypatch):
+    """On a full disk it is only in the directory of Ray's session."""
+    running = []
+
+    @contextmanager
+    def running_ray(config):
+        running.append(True)
+        yield
+        running.clear()
+
+    class FailedTrial:
+        status, get_error = Trial.ERROR, Mock(return_value=None)
+
+        @property
+        def error_file(self):
+            assert running
+            return planned.directory / "elsewhere.txt"
+
+    (planned.directory / "elsewhere.txt").write_text("OSError: No space left on device")
+    analysis = SimpleNamespace(trials=[FailedTrial()])
+    monkeypatch.setattr(training.tune, "run", lambda *arguments, **options: analysis)
+    monkeypatch.setattr(training, "running_ray", running_ray)
+    monkeypatch.setattr(training, "load_algorithms", lambda: None)
+    with pytest.raises(RunFailed, match="No space left"):
+        training.train(planned, quiet=True, report=lambda text: None)
 
 
 def test_signals_come_back_to_what_they_were(capfd):

@@ -337,6 +337,24 @@ INTERNALS: tuple[Internal, ...] = (
         "the environments",
         "Whether the user registered an environment of that name, for which Tune has no public call.",
     ),
+    Internal(
+        "ray.train",
+        "_internal",
+        "the soak",
+        "Where Tune has what saves the checkpoint of a trial, which nothing public does.",
+    ),
+    Internal(
+        "ray.train._internal.checkpoint_manager",
+        "_CheckpointManager",
+        "the soak",
+        "Deletes old checkpoints of a process without Tune as Tune does.",
+    ),
+    Internal(
+        "ray.tune.trainable.trainable.Trainable",
+        "_storage",
+        "the soak",
+        "Lets an algorithm outside of Tune save as in a trial: written elsewhere, then copied.",
+    ),
 )
 
 

@@ -274,15 +274,14 @@ def _train_part(
                     raise_on_failed_trial=False,
                     verbose=0,
                 )
+            (trial,) = analysis.trials
+            if trial.status != Trial.TERMINATED:
+                part.failure = failure_reason(trial)
     except (TuneError, RayError, RunFailed) as error:
         part.failure = _reason(str(error))
-        return
     finally:
         display.close()
         part.episode_return = display.last_return
-    (trial,) = analysis.trials
-    if trial.status != Trial.TERMINATED:
-        part.failure = failure_reason(trial)
 
 
 class _Recorder(Callback):
@@ -301,7 +300,7 @@ class _Recorder(Callback):
 
 
 def failure_reason(trial: Trial) -> str:
-    """Return the error that made a trial fail, in one line."""
+    """Return the error that made a trial fail, in one line, as long as Ray runs."""
     text = str(trial.get_error() or "")
     if not text.strip() and trial.error_file:
         # The copy in the run's directory is empty on a full disk.

@@ -156,6 +156,8 @@ def run_sweep(
                     log_to_file=True,
                     verbose=0,
                 )
+                failed = [trial for trial in analysis.trials if trial.status == Trial.ERROR]
+                return {Path(trial.path).name: failure_reason(trial) for trial in failed}
         except KeyboardInterrupt:
             if signals.received in (None, signal.SIGINT):
                 raise
@@ -164,8 +166,6 @@ def run_sweep(
             raise RunFailed(f"{error}. Its log is in {directory}.") from error
         finally:
             display.close()
-    failed = [trial for trial in analysis.trials if trial.status == Trial.ERROR]
-    return {Path(trial.path).name: failure_reason(trial) for trial in failed}
 
 
 def _interrupt(received: signal.Signals) -> None:
