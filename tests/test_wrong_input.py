@@ -299,7 +299,8 @@ def directory(tmp_path_factory):
 def test_wrong_input_is_one_line_and_exit_code_2(command, directory, monkeypatch, capsys):
     monkeypatch.chdir(directory)
     monkeypatch.setattr(sys, "argv", ["rllib", *command])
-    # A run that starts would have to start Ray first.
+    # A run that starts would have to start Ray first, even if other tests have one.
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **options: pytest.fail(f"Ray was started: {command}"))
     with pytest.raises(SystemExit) as ended:
         main()
