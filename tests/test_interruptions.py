@@ -257,6 +257,7 @@ def test_the_reason_of_a_failure_is_read_while_ray_runs(planned, monkeypatch):
     monkeypatch.setattr(training.tune, "run", lambda *arguments, **options: analysis)
     monkeypatch.setattr(training, "running_ray", running_ray)
     monkeypatch.setattr(training, "load_algorithms", lambda: None)
+    monkeypatch.setattr(training, "read_manifest", lambda path: {"env_steps": 1})
     with pytest.raises(RunFailed, match="No space left"):
         training.train(planned, quiet=True, report=lambda text: None)
 
