@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,23 @@ def tiny_config(**training):
         .reporting(min_sample_timesteps_per_iteration=200)
         .debugging(seed=3)
     )
+
+
+def on_old_stack(config):
+    """Choose RLlib's old API stack."""
+    return config.api_stack(
+        enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
+    )
+
+
+def networks_of(algorithm):
+    """Return the networks that an algorithm of either stack learns with in this process."""
+    if algorithm.config.uses_old_api_stack:
+        return algorithm.get_policy().model.nets
+    return algorithm.learner_group._learner.module["default_policy"].unwrapped().nets
+
+
+# The package does without a compiler, only slower, and so must its tests: nothing here installs one.
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler"
+)

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import METRICS, SMALL, tiny_config
+from conftest import METRICS, SMALL, networks_of, tiny_config
 from ray.tune.registry import get_trainable_cls, register_env
 
 from rerpi_rllib import RERPI, DDPGConfig, MPOConfig, SVG0Config
@@ -397,11 +397,7 @@ def test_networks_are_normalized_by_what_was_gathered(ray_session, tmp_path, new
         algorithm.train()
 
     def of_networks(algorithm):
-        if new_stack:
-            learner = algorithm.learner_group._learner
-            nets = learner.module["default_policy"].unwrapped().nets
-        else:
-            nets = algorithm.get_policy().model.nets
+        nets = networks_of(algorithm)
         names = ("body.0.mean", "body.0.stddev", "inputs.0.mean", "inputs.0.stddev", "return_scale")
         return {name: value for name, value in nets.state_dict().items() if name.endswith(names)}
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import ray.cloudpickle
 import torch
-from conftest import tiny_config
+from conftest import networks_of, on_old_stack, tiny_config
 
 from rerpi_rllib import RERPI
 from rerpi_rllib.algorithm import checkpoint as manifests
@@ -33,14 +33,8 @@ ABOUT = {
 def _config(stack, **training):
     config = tiny_config(**training)
     if stack == "old":
-        config.api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
+        on_old_stack(config)
     return config
-
-
-def _nets(algo):
-    if algo.config.uses_old_api_stack:
-        return algo.get_policy().model.nets
-    return algo.learner_group._learner.module["default_policy"].unwrapped().nets
 
 
 def _save(algo, run, part, number):
@@ -105,7 +99,7 @@ def test_networks_are_loaded_without_pickle(run, monkeypatch):
     monkeypatch.setattr(pickle, "load", None)
     monkeypatch.setattr(pickle, "loads", None)
     nets = load_networks(newest_checkpoint(run[0]))
-    expected = _nets(run[1]).state_dict()
+    expected = networks_of(run[1]).state_dict()
     assert nets.state_dict().keys() == expected.keys()
     for name, value in nets.state_dict().items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=0, msg=name)

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import on_old_stack, tiny_config
 from ray.rllib.algorithms.algorithm_config import DEPRECATED_VALUE, AlgorithmConfig, NotProvided
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.connectors.env_to_module import MeanStdFilter
@@ -256,7 +256,7 @@ def test_every_argument_is_classified_once():
 def test_refused_arguments(stack, setter, name):
     config = RERPIConfig().environment("Pendulum-v1")
     if stack == "old":
-        config.api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
+        on_old_stack(config)
     config.training(grad_clip=1.0)  # Then an argument that needs it is refused for its own value.
     default = getattr(config, effects.attribute(config, name))
     _with(setter, name, OTHER_VALUES.get(name, _other_value(default)), config)

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import on_old_stack, tiny_config
 
 from rerpi_rllib import RERPI, envs
 from rerpi_rllib.algorithm import process, progress
@@ -361,7 +361,7 @@ def test_env_runners_in_actors_begin_otherwise_after_a_resume(ray_session, tmp_p
     config = tiny_config().environment(_Starts)
     config.env_runners(num_env_runners=1, rollout_fragment_length=20)
     if stack == "old":
-        config.api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
+        on_old_stack(config)
     algo = config.build_algo()
     before = algo.train()
     algo.save(str(tmp_path))

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import networks_of, on_old_stack, tiny_config
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.tune.registry import register_env
 
@@ -72,14 +72,8 @@ def _config(loop="lean", policy="gaussian", **env_config):
     if loop == "rllib":
         config.callbacks(Counting)
     if loop == "old":
-        config.api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
+        on_old_stack(config)
     return config
-
-
-def _nets(algorithm):
-    if algorithm.config.uses_old_api_stack:
-        return algorithm.get_policy().model.nets
-    return algorithm.learner_group._learner.module["default_policy"].unwrapped().nets
 
 
 PLACES = [("observation", START), ("observation", MIDDLE), ("observation", END)]
@@ -115,7 +109,7 @@ def test_bad_numbers_never_get_in(ray_session, loop, quantity, step, number, cap
         # The others are there from start to end, also those after it.
         for episode in (2, 5):
             assert set(stored["obs"][stored["obs"][:, 0] == episode, 1]) == set(range(LENGTH))
-        assert all(parameter.isfinite().all() for parameter in _nets(algorithm).parameters())
+        assert all(parameter.isfinite().all() for parameter in networks_of(algorithm).parameters())
         assert result["env_runners"]["episode_return_mean"] == LENGTH or loop == "old"
         named = [record.message for record in caplog.records if "glitching" in record.message]
         assert len(named) == 1 and f"{quantity} {number:.3g}" in named[0], named
@@ -213,14 +207,14 @@ def test_updates_that_become_nan_are_undone(ray_session, stack):
     if stack == "rllib's steps":
         config.training(grad_clip=10.0)
     algorithm = config.build_algo()
-    before_any = {k: v.clone() for k, v in _nets(algorithm).state_dict().items()}
+    before_any = {k: v.clone() for k, v in networks_of(algorithm).state_dict().items()}
     good = algorithm.train()
     assert good["num_nonfinite_updates"] == 0
 
     def state():
         state = algorithm.get_policy().get_state() if stack == "old" else algorithm.learner_group
         state = state if stack == "old" else state.get_state()["learner"]
-        nets = {key: value.clone() for key, value in _nets(algorithm).state_dict().items()}
+        nets = {key: value.clone() for key, value in networks_of(algorithm).state_dict().items()}
         optimizers = state["_optimizer_variables" if stack == "old" else "optimizer"]
         return nets, repr(optimizers)
 
@@ -239,7 +233,7 @@ def test_updates_that_become_nan_are_undone(ray_session, stack):
     algorithm.replay._columns["rewards"][:] = rewards
     result = algorithm.train()
     assert result["num_nonfinite_updates"] == 7
-    assert result["num_updates_lifetime"] == int(_nets(algorithm).num_updates) > updates
+    assert result["num_updates_lifetime"] == int(networks_of(algorithm).num_updates) > updates
     nets, optimizers = state()
     _poison(algorithm.replay)
     with pytest.raises(FloatingPointError, match=r"3 times in a row.*critic_loss.*rewards nan"):
@@ -252,7 +246,7 @@ def test_updates_that_become_nan_are_undone(ray_session, stack):
 def test_first_updates_that_become_nan_are_undone(ray_session):
     """Then the optimizers have no state yet."""
     algorithm = _config().build_algo()
-    nets = {key: value.clone() for key, value in _nets(algorithm).state_dict().items()}
+    nets = {key: value.clone() for key, value in networks_of(algorithm).state_dict().items()}
     algorithm.replay.add(
         "a",
         observations=np.ones((41, 2), np.float32),
@@ -264,13 +258,13 @@ def test_first_updates_that_become_nan_are_undone(ray_session):
     )
     _poison(algorithm.replay)
     algorithm._learn(3)
-    for name, value in _nets(algorithm).state_dict().items():
+    for name, value in networks_of(algorithm).state_dict().items():
         assert torch.equal(value, nets[name]), name
     optimizers = algorithm.learner_group._learner.get_optimizers_for_module("default_policy")
     assert all(not optimizer.state for _, optimizer in optimizers)
     algorithm.replay._columns["rewards"][:] = 0.0
     algorithm._learn(3)
-    assert int(_nets(algorithm).num_updates) == algorithm._limiter.updates == 3
+    assert int(networks_of(algorithm).num_updates) == algorithm._limiter.updates == 3
     algorithm.stop()
 
 

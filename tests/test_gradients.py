@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import needs_compiler, tiny_config
 from test_networks import _batch, _family
 
 from rerpi_rllib.algorithm.process import make_gradients
@@ -57,7 +57,6 @@ without_caches = torch.compiler.config.patch(force_disable_caches=True)
 
 
 @without_caches
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
 def test_compiled_products_by_onednn_are_the_same(monkeypatch, caplog):
     from rerpi_rllib.core.compiled_products import UseOneDNN, _product
 
@@ -94,9 +93,7 @@ def test_compiled_updates_do_without_onednn(monkeypatch, caplog):
 
 
 @without_caches
-@pytest.mark.skipif(
-    not torch.backends.mkldnn.is_available() or not shutil.which("g++"), reason="nothing to compile"
-)
+@needs_compiler
 def test_an_onednn_that_torch_does_not_know_is_left_out(monkeypatch, caplog):
     from rerpi_rllib.core.compiled_products import UseOneDNN
 

@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import METRICS, SMALL, tiny_config
+from conftest import METRICS, SMALL, on_old_stack, tiny_config
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.policy.policy import Policy
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
@@ -20,12 +20,6 @@ MODULE = "default_policy"
 
 def nets_of(learner):
     return learner.module[MODULE].nets
-
-
-def old(config):
-    return config.api_stack(
-        enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
-    )
 
 
 @pytest.fixture
@@ -55,7 +49,7 @@ def _both(build, **settings):
     for _ in range(2):
         algo.train()
     learner = algo.learner_group._learner
-    policy = build(old(tiny_config(**settings))).get_policy()
+    policy = build(on_old_stack(tiny_config(**settings))).get_policy()
     nets = learner.module[MODULE].nets
     with torch.no_grad():
         for parameter in nets.policy.parameters():
@@ -149,7 +143,7 @@ def test_a_loss_of_the_users_counts():
         obs=torch.zeros(64, 3), new_obs=torch.zeros(64, 3), actions=torch.zeros(64, 1),
         rewards=rewards, terminateds=torch.ones(64),
     )  # fmt: skip
-    config = old(tiny_config()).to_dict() | {"train_batch_size": 32}
+    config = on_old_stack(tiny_config()).to_dict() | {"train_batch_size": 32}
     spaces = (gym.spaces.Box(-1.0, 1.0, (3,)), gym.spaces.Box(-1.0, 1.0, (1,)))
     losses = [
         kind(*spaces, config).learn_on_batch(batch)["learner_stats"]["critic_loss"]
@@ -160,7 +154,7 @@ def test_a_loss_of_the_users_counts():
 
 @pytest.mark.parametrize("runners", [0, 1])
 def test_training_keeps_the_ratio_and_fills_the_replay(build, runners):
-    config = old(tiny_config()).env_runners(num_env_runners=runners)
+    config = on_old_stack(tiny_config()).env_runners(num_env_runners=runners)
     algo = build(config.reporting(min_sample_timesteps_per_iteration=2500))
     assert isinstance(algo.get_policy(), RERPITorchPolicy)
     result = algo.train()
@@ -174,7 +168,7 @@ def test_training_keeps_the_ratio_and_fills_the_replay(build, runners):
 
 def test_both_stacks_record_the_same_kind_of_data(build):
     """Episodes end where they should, and log-densities are those of the actions taken."""
-    for config in (tiny_config(), old(tiny_config())):
+    for config in (tiny_config(), on_old_stack(tiny_config())):
         algo = build(config)
         algo.train()
         windows = algo.replay.sample_sequences(200, 8)
@@ -187,7 +181,7 @@ def test_both_stacks_record_the_same_kind_of_data(build):
 
 
 def test_actions_with_and_without_exploration(build):
-    policy = build(old(tiny_config())).get_policy()
+    policy = build(on_old_stack(tiny_config())).get_policy()
     observations = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     greedy, _, extra = policy.compute_actions(observations, explore=False)
     again, _, _ = policy.compute_actions(observations, explore=False)
@@ -203,14 +197,14 @@ def test_actions_with_and_without_exploration(build):
 
 
 def test_exploration_noise_that_is_similar_from_step_to_step(build):
-    policy = build(old(tiny_config(noise_correlation=0.9))).get_policy()
+    policy = build(on_old_stack(tiny_config(noise_correlation=0.9))).get_policy()
     observations = np.zeros((1, 3), np.float32)
     actions = np.array([policy.compute_actions(observations, explore=True)[0][0] for _ in range(500)])
     assert np.corrcoef(actions[1:, 0], actions[:-1, 0])[0, 1] > 0.7
 
 
 def test_checkpoints_weights_and_export(build, tmp_path):
-    config = old(tiny_config())
+    config = on_old_stack(tiny_config())
     algo = build(config)
     algo.train()
     algo.save(str(tmp_path / "algo"))
@@ -233,7 +227,7 @@ def test_checkpoints_weights_and_export(build, tmp_path):
     before = algo.train(), restored.train()
     assert before[0]["num_updates_lifetime"] == before[1]["num_updates_lifetime"] == 200
 
-    other = build(old(tiny_config()).debugging(seed=9)).get_policy()
+    other = build(on_old_stack(tiny_config()).debugging(seed=9)).get_policy()
     other.set_weights(policy.get_weights())
     for name, value in policy.get_weights().items():
         np.testing.assert_array_equal(other.get_weights()[name], value)
@@ -248,14 +242,14 @@ def test_checkpoints_weights_and_export(build, tmp_path):
 def test_other_algorithms_and_discrete_actions(build):
     small = {**SMALL, "env": "Pendulum-v1", "num_env_runners": 0}
     config = SVG0Config().update_from_dict(small)
-    assert np.isfinite(build(old(config)).train()["learners"][MODULE]["critic_loss"])
+    assert np.isfinite(build(on_old_stack(config)).train()["learners"][MODULE]["critic_loss"])
     config = tiny_config(policy="categorical").environment("CartPole-v1")
-    assert np.isfinite(build(old(config)).train()["learners"][MODULE]["kl_pi"])
+    assert np.isfinite(build(on_old_stack(config)).train()["learners"][MODULE]["kl_pi"])
 
 
 def test_learning_may_start_late(build):
     """RLlib considers a hundred training steps without a result a failure."""
-    config = old(tiny_config(num_steps_sampled_before_learning_starts=2500))
+    config = on_old_stack(tiny_config(num_steps_sampled_before_learning_starts=2500))
     config.env_runners(rollout_fragment_length=10)
     result = build(config.reporting(min_sample_timesteps_per_iteration=2600)).train()
     assert result["num_env_steps_sampled_lifetime"] == 2600 and result["num_updates_lifetime"] > 0
@@ -275,14 +269,16 @@ class _Failing(gym.Env):
 @pytest.mark.parametrize("runners", [0, 1])
 def test_a_failing_environment_ends_the_run_with_its_message(build, runners):
     register_env("failing-old", lambda _: _Failing())
-    config = old(tiny_config()).environment("failing-old").env_runners(num_env_runners=runners)
+    config = (
+        on_old_stack(tiny_config()).environment("failing-old").env_runners(num_env_runners=runners)
+    )
     algo = build(config)
     with pytest.raises(RuntimeError, match="on fire"):
         algo.train()
 
 
 def test_evaluation_is_greedy_also_after_a_restore_and_replay_is_loaded(build, tmp_path):
-    config = old(tiny_config()).evaluation(evaluation_interval=1, evaluation_duration=1)
+    config = on_old_stack(tiny_config()).evaluation(evaluation_interval=1, evaluation_duration=1)
     first = build(config)
     first.train()
     first.save(str(tmp_path))
@@ -300,7 +296,7 @@ def test_evaluation_is_greedy_also_after_a_restore_and_replay_is_loaded(build, t
 
 
 def test_gradients_are_clipped(build):
-    policy = build(old(tiny_config(grad_clip=1e-3))).get_policy()
+    policy = build(on_old_stack(tiny_config(grad_clip=1e-3))).get_policy()
     g = np.random.default_rng(0)
     batch = {name: g.normal(size=(32, 3)).astype(np.float32) for name in ("obs", "new_obs")}
     batch |= {name: 100 * g.normal(size=32).astype(np.float32) for name in ("rewards", "terminateds")}
@@ -319,7 +315,7 @@ def test_gradients_are_clipped(build):
     ],
 )
 def test_what_the_old_stack_cannot_do(settings, words):
-    config = old(tiny_config())
+    config = on_old_stack(tiny_config())
     for key, value in settings.items():
         setattr(config, key, value)
     with pytest.raises(ValueError, match=words):
@@ -327,6 +323,8 @@ def test_what_the_old_stack_cannot_do(settings, words):
 
 
 def test_gpu_request():
-    config = old(tiny_config()).env_runners(num_env_runners=1).learners(num_gpus_per_learner=1)
+    config = (
+        on_old_stack(tiny_config()).env_runners(num_env_runners=1).learners(num_gpus_per_learner=1)
+    )
     bundles = RERPI.default_resource_request(config.to_dict()).bundles
     assert bundles[0] == {"CPU": 1, "GPU": 1} and bundles[1]["CPU"] == 1

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import on_old_stack, tiny_config
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
@@ -351,10 +351,7 @@ def test_compiled_gradients_reach_the_updates(monkeypatch):
     _train(_learner(num_env_runners=0, compile_updates="at_start"))
     assert set(asked) == {critic_gradients, policy_gradients}
     asked.clear()
-    config = tiny_config(compile_updates="at_start").api_stack(
-        enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
-    )
-    algorithm = config.build_algo()
+    algorithm = on_old_stack(tiny_config(compile_updates="at_start")).build_algo()
     while not algorithm._limiter.updates:
         algorithm.train()
     algorithm.stop()

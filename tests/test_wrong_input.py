@@ -116,7 +116,7 @@ OPTIONS = [
     ["--name", ".."],
     ["--name", "../x"],
     ["--name", "a/b"],
-    ["--name", "/tmp/x"],
+    ["--name", "/x"],
     ["--name", "a\0b"],
     ["--name", "a\nb"],
     ["--name", " "],
