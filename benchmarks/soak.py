@@ -756,7 +756,7 @@ def write_checkpoints(
     from ray.train._internal.storage import StorageContext
     from ray.tune import CheckpointConfig
 
-    from rerpi_rllib.algorithm.rerpi import SHARED_REPLAY_DIRECTORY
+    from rerpi_rllib.algorithm.saving import SHARED_REPLAY_DIRECTORY
     from rerpi_rllib.runs.checkpoints import newest_checkpoint, prune
     from rerpi_rllib.runs.settings import RunSettings
 
@@ -1001,7 +1001,7 @@ def measure_cost(directory: Path, ledger: Ledger) -> None:
     from rerpi_rllib import RERPIConfig
     from rerpi_rllib.algorithm.env_runner import _is_sound
     from rerpi_rllib.algorithm.faults import LARGEST_NUMBER, Screening
-    from rerpi_rllib.algorithm.rerpi import SHARED_REPLAY_DIRECTORY
+    from rerpi_rllib.algorithm.saving import SHARED_REPLAY_DIRECTORY
     from rerpi_rllib.core.snapshots import Snapshot
 
     spent, calls = Counter[str](), Counter[str]()

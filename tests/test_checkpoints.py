@@ -16,7 +16,7 @@ from conftest import networks_of, on_old_stack, tiny_config
 from rerpi_rllib import RERPI
 from rerpi_rllib.algorithm import checkpoint as manifests
 from rerpi_rllib.algorithm.replay import ReplayBuffer
-from rerpi_rllib.algorithm.rerpi import SHARED_REPLAY_DIRECTORY
+from rerpi_rllib.algorithm.saving import SHARED_REPLAY_DIRECTORY
 from rerpi_rllib.runs import checkpoints
 from rerpi_rllib.runs.checkpoints import is_checkpoint, load_networks, newest_checkpoint, prune
 from rerpi_rllib.runs.evaluation import evaluate

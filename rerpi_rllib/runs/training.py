@@ -21,7 +21,7 @@ from ray.tune.result import SHOULD_CHECKPOINT
 
 from rerpi_rllib import load_algorithms
 from rerpi_rllib.algorithm.checkpoint import flush, read_manifest
-from rerpi_rllib.algorithm.rerpi import SHARED_REPLAY_DIRECTORY
+from rerpi_rllib.algorithm.saving import SHARED_REPLAY_DIRECTORY
 from rerpi_rllib.runs.checkpoints import newest_checkpoint, prune
 from rerpi_rllib.runs.display import TrainingDisplay
 from rerpi_rllib.runs.errors import RunFailed, os_errors_fail_the_run
@@ -189,7 +189,7 @@ def train(
         returns = [part.episode_return for part in parts if part.episode_return is not None]
         return Outcome(
             run.directory,
-            newest_checkpoint(last.directory),
+            newest_checkpoint(last.directory, with_replay=False),
             returns[-1] if returns else None,
             signals.received,
         )
