@@ -27,6 +27,8 @@ EXACT = [
     "dm_control/walker-run-v0",  # It begins with contacts.
     "Ant-v5",  # Its reward needs positions from before the step.
     "Hopper-v5",
+    "parkour/walker2d-v0",
+    "parkour/humanoid-walls-v0",
 ]
 
 

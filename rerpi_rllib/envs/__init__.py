@@ -1,4 +1,4 @@
-"""The tasks: control suite, Gymnasium, and any other environment with vector observations.
+"""The tasks: control suite, parkour, Gymnasium, and any other with vector observations.
 
 :func:`make` builds an environment by its id; observations come as one float32 vector in a fixed
 order. Actions stay in the environment's own units: RLlib rescales the policy's normalised actions.
@@ -16,23 +16,27 @@ from typing import Any, SupportsFloat, TypeAlias
 import gymnasium as gym
 import numpy as np
 
+from rerpi_rllib.envs import parkour
 from rerpi_rllib.envs.rendering import can_render, no_display_warning
 
 # An observation, a reward, whether the episode is terminated or truncated, and more information.
 _Step: TypeAlias = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
 
 
-def _register_control_suite() -> None:
+def register() -> None:
+    """Make the control suite's tasks and those of this package known to Gymnasium."""
     with no_display_warning():
         import shimmy
 
     gym.register_envs(shimmy)
+    parkour.register()
 
 
 def list_ids() -> list[str]:
     """Return the ids of all environments that can be built here, the control suite's first."""
-    _register_control_suite()
+    register()
     suite = sorted(i for i in gym.registry if i.startswith("dm_control/") and "compat" not in i)
+    suite += sorted(i for i in gym.registry if i.startswith("parkour/"))
     others = sorted(i for i in gym.registry if "/" not in i)
     return suite + others
 
@@ -50,7 +54,8 @@ def make(env_id: str, *, render: bool = False, **kwargs: Any) -> gym.Env[Any, An
     """Build an environment.
 
     Args:
-        env_id: ``dm_control/<domain>-<task>-v0`` or any other id known to Gymnasium.
+        env_id: ``dm_control/<domain>-<task>-v0``, ``parkour/<task>-v0`` or any other id known to
+            Gymnasium.
         render: whether ``env.render()`` has to return pictures.
         **kwargs: arguments of the environment itself.
     """
