@@ -78,7 +78,7 @@ BODIES = {
         crouch=0.025,
         aside=0.0,
         effort=0.0025,
-        camera=((1.0, -6.0, 1.2), (1.8, 0.0, -0.3)),
+        camera=((1.2, -5.0, 1.0), (1.6, 0.0, -0.3)),
     ),
     "humanoid": _Body(
         domain="humanoid",
@@ -250,7 +250,7 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
     def _observe(self) -> dict[str, np.ndarray]:
         return {
             "proprioception": self._proprioception().astype(np.float32),
-            "terrain": self._terrain().astype(np.float32),
+            "terrain": self.terrain().astype(np.float32),
         }
 
     def _proprioception(self) -> np.ndarray:
@@ -261,7 +261,7 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
         felt: np.ndarray = np.concatenate(parts)[self._kept]
         return felt
 
-    def _terrain(self) -> np.ndarray:
+    def terrain(self) -> np.ndarray:
         """Return the heights ahead: 0 for the ground on which the body stands at the start."""
         x, y, z = self._torso
         if self._is_planar:
@@ -417,12 +417,21 @@ def _specify(body: _Body, grounds: int, obstacles: int) -> Any:
         xyaxes=_look_at(*body.camera),
     )  # fmt: skip
 
+    sky, grid = spec.texture("skybox"), spec.texture("grid")
+    sky.rgb1, sky.rgb2, sky.mark = (0.85, 0.9, 0.95), (0.5, 0.65, 0.8), mujoco.mjtMark.mjMARK_NONE
+    sky.width, sky.height = 64, 64
+    grid.rgb1, grid.rgb2, grid.markrgb = (0.45, 0.5, 0.55), (0.52, 0.57, 0.62), (0.4, 0.45, 0.5)
+    spec.material("grid").reflectance = 0.0
+    spec.worldbody.add_light(
+        type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, dir=(0.3, 0.4, -1), diffuse=(0.5, 0.5, 0.5),
+        castshadow=False,
+    )  # fmt: skip
     floor = spec.geom("floor")
-    floor.pos, floor.material, floor.rgba = (0, 0, PIT), "", (0.08, 0.1, 0.12, 1)
+    floor.pos, floor.material, floor.rgba = (0, 0, PIT), "", (0.12, 0.14, 0.17, 1)
     colors = {
         "ground": (grounds, (1, 1, 1, 1), "grid"),
-        "obstacle": (obstacles, (0.9, 0.55, 0.2, 1), ""),
-        "side": (0 if math.isinf(body.width) else 2, (0.55, 0.6, 0.65, 1), ""),
+        "obstacle": (obstacles, (0.75, 0.25, 0.2, 1), ""),
+        "side": (0 if math.isinf(body.width) else 2, (0.7, 0.72, 0.75, 1), ""),
     }
     for name, (number, rgba, material) in colors.items():
         for index in range(number):
