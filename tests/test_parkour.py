@@ -1,5 +1,9 @@
 """Parkour: courses drawn from the seed, heights as they are, falls, time-outs and refusals."""
 
+import os
+import subprocess
+import sys
+
 import gymnasium as gym
 import mujoco
 import numpy as np
@@ -8,6 +12,7 @@ from gymnasium.utils.env_checker import check_env
 
 from rerpi_rllib import envs
 from rerpi_rllib.envs.parkour_course import OBSTACLES, PIT, RUN_UP, draw_course
+from rerpi_rllib.envs.rendering import rendering_backend
 
 SIZES = {
     "parkour/walker2d-v0": (25, 95, 6),
@@ -67,17 +72,17 @@ def test_heights_are_those_of_what_mujoco_simulates(env_id):
             # Anywhere, in any direction.
             x, yaw = rng.uniform(0, 110), rng.uniform(-np.pi, np.pi)
             if env_id == "parkour/walker2d-v0":
-                env._data.qpos[:2] = rng.uniform(0, 1), x
+                env.data.qpos[:2] = rng.uniform(0, 1), x
                 y, aside, yaw = 0.0, np.zeros(95), 0.0
                 ahead = np.linspace(-1, 8.4, 95)
             else:
                 y = rng.uniform(-2.4, 2.4)
-                env._data.qpos[:7] = x, y, 1.3, np.cos(yaw / 2), 0, 0, np.sin(yaw / 2)
+                env.data.qpos[:7] = x, y, 1.3, np.cos(yaw / 2), 0, 0, np.sin(yaw / 2)
                 grid = np.meshgrid(
                     np.linspace(-1, 8.4, 41), np.linspace(-2.5, 2.5, 11), indexing="ij"
                 )
                 ahead, aside = map(np.ravel, grid)
-            mujoco.mj_forward(env._model, env._data)
+            mujoco.mj_forward(env.model, env.data)
             places = np.stack(
                 [
                     x + np.cos(yaw) * ahead - np.sin(yaw) * aside,
@@ -87,13 +92,13 @@ def test_heights_are_those_of_what_mujoco_simulates(env_id):
                 axis=1,
             )
             # The ray does not see this group.
-            env._model.geom_group[env._model.geom_bodyid > 0] = 5
+            env.model.geom_group[env.model.geom_bodyid > 0] = 5
             groups, geom = np.array([1, 1, 1, 1, 1, 0], np.uint8), np.zeros(1, np.int32)
             fall = [
-                mujoco.mj_ray(env._model, env._data, place, [0, 0, -1.0], groups, 1, -1, geom)
+                mujoco.mj_ray(env.model, env.data, place, [0, 0, -1.0], groups, 1, -1, geom)
                 for place in places
             ]
-            torso = env._data.body("torso").xpos[2]
+            torso = env.data.body("torso").xpos[2]
             standing = {"parkour/walker2d-v0": 1.3}.get(env_id, 1.29)
             expected = 50.0 - np.array(fall) - torso + standing
             np.testing.assert_allclose(env._observe()["terrain"], expected, atol=1e-5)
@@ -108,7 +113,7 @@ def test_a_fall_terminates_and_a_time_out_truncates(env_id):
     env.reset(seed=0)
     for _ in range(200):
         action = np.zeros(env.action_space.shape)
-        action[env._model.actuator("right_knee").id] = -1.0
+        action[env.model.actuator("right_knee").id] = -1.0
         _, _, terminated, truncated, info = env.step(action)
         assert not truncated
         if terminated:
@@ -124,9 +129,9 @@ def test_a_body_in_a_gap_has_fallen():
     env = _make("parkour/walker2d-v0", obstacles=["gap"], curriculum=False)
     env.reset(seed=0)
     begin, end = env._course.obstacles[0, :2]
-    env._data.qpos[:2] = 0.0, (begin + end) / 2
+    env.data.qpos[:2] = 0.0, (begin + end) / 2
     assert not env.step(np.zeros(6))[2]
-    env._data.qpos[0] = -1.0
+    env.data.qpos[0] = -1.0
     assert env.step(np.zeros(6))[2]
 
 
@@ -135,9 +140,9 @@ def test_faster_is_better_up_to_v_max_and_standing_is_little():
     env.reset(seed=0)
     rewards = []
     for speed in (0.0, 1.0, 2.0, 3.0):
-        env._data.qpos[:], env._data.qvel[:] = 0.0, 0.0
-        env._data.qvel[1] = speed
-        mujoco.mj_step1(env._model, env._data)
+        env.data.qpos[:], env.data.qvel[:] = 0.0, 0.0
+        env.data.qvel[1] = speed
+        mujoco.mj_step1(env.model, env.data)
         rewards.append(env.step(np.zeros(6))[1])
     assert 0 < rewards[0] < 0.15
     assert rewards[1] == pytest.approx(rewards[0] + 0.5, abs=0.03)
@@ -167,7 +172,7 @@ def test_a_curriculum_raises_the_difficulty_with_the_distance():
 def test_the_difficulty_is_told_with_the_distance():
     env = _make("parkour/walker2d-v0", difficulty=0.8, length=50.0)
     env.reset(seed=0)
-    env._data.qpos[1] = 25.0
+    env.data.qpos[1] = 25.0
     info = env.step(np.zeros(6))[4]
     assert info["distance"] == pytest.approx(25.0, abs=0.1)
     assert info["difficulty"] == pytest.approx(0.4, abs=0.01)
@@ -200,3 +205,35 @@ def test_other_numbers_of_heights():
     assert env.reset(seed=0)[0]["terrain"].shape == (105,)
     env = _make("parkour/walker2d-v0", terrain_points=20)
     assert env.reset(seed=0)[0]["terrain"].shape == (20,)
+
+
+def test_pictures_follow_the_body():
+    try:
+        backend = rendering_backend()
+    except ValueError as error:
+        pytest.skip(str(error))
+    code = """
+import mujoco, numpy as np
+from rerpi_rllib import envs
+env = envs.make("parkour/walker2d-v0", render=True, length=10.0).unwrapped
+env.reset(seed=0)
+bodies = []
+for x in (0.0, 200.0):
+    env.data.qpos[:] = 0.0, x, *[0.0] * 7
+    mujoco.mj_forward(env.model, env.data)
+    picture = env.render().astype(int)
+    assert picture.shape == (352, 640, 3)
+    # The body is browner than ground and sky.
+    bodies.append(picture[..., 0] - picture[..., 2] > 60)
+    bodies[-1][:, 400:] = False  # An obstacle may be there.
+assert bodies[0].sum() > 500
+assert (bodies[0] != bodies[1]).sum() < 0.1 * bodies[0].sum()
+env.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "MUJOCO_GL": backend},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

@@ -180,7 +180,7 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
                 for name, size in boxes.items()
             }
         )
-        self.action_space = gym.spaces.Box(-1.0, 1.0, (self._model.nu,), np.float32)
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (self.model.nu,), np.float32)
 
     @property
     def dt(self) -> float:
@@ -207,10 +207,10 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
             )
         )
         self._steps = 0
-        mujoco.mj_resetData(self._model, self._data)
+        mujoco.mj_resetData(self.model, self.data)
         self._joints += self.np_random.uniform(-0.05, 0.05, self._joints.shape)
         self._joint_speeds += self.np_random.uniform(-0.05, 0.05, self._joint_speeds.shape)
-        mujoco.mj_step1(self._model, self._data)
+        mujoco.mj_step1(self.model, self.data)
         return self._observe(), self._info()
 
     def step(
@@ -219,11 +219,11 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
         import mujoco
 
         before = self._torso[0]
-        self._data.ctrl[:] = np.clip(action, -1.0, 1.0)
+        self.data.ctrl[:] = np.clip(action, -1.0, 1.0)
         # As in the control suite: afterwards, all that depends on positions is up to date.
-        mujoco.mj_step2(self._model, self._data)
-        mujoco.mj_step(self._model, self._data, self._substeps - 1)
-        mujoco.mj_step1(self._model, self._data)
+        mujoco.mj_step2(self.model, self.data)
+        mujoco.mj_step(self.model, self.data, self._substeps - 1)
+        mujoco.mj_step1(self.model, self.data)
         self._steps += 1
         speed = (self._torso[0] - before) / _CONTROL_STEP
         truncated = self._steps >= self._max_steps
@@ -235,8 +235,8 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
         if self._renderer is None:
             import mujoco
 
-            self._renderer = mujoco.Renderer(self._model, *_PICTURE)
-        self._renderer.update_scene(self._data, camera="follow")
+            self._renderer = mujoco.Renderer(self.model, *_PICTURE)
+        self._renderer.update_scene(self.data, camera="follow")
         picture: np.ndarray = self._renderer.render()
         return picture
 
@@ -278,7 +278,7 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
         return heights
 
     def _reward(self, speed: float) -> float:
-        body, action = self._body, self._data.ctrl
+        body, action = self._body, self.data.ctrl
         over_feet = self._torso[2] - min(foot[2] for foot in self._feet)
         return float(
             min(speed, self._v_max) / self._v_max
@@ -307,8 +307,8 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
         from rerpi_rllib.envs.states import get_generator
 
         kind = mujoco.mjtState.mjSTATE_INTEGRATION
-        integrated = np.empty(mujoco.mj_stateSize(self._model, kind))
-        mujoco.mj_getState(self._model, self._data, integrated, kind)
+        integrated = np.empty(mujoco.mj_stateSize(self.model, kind))
+        mujoco.mj_getState(self.model, self.data, integrated, kind)
         return {
             "course": self._course.obstacles.copy(),
             "steps": self._steps,
@@ -326,8 +326,8 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
         self._steps = state["steps"]
         set_generator(self.np_random, state["generator"])
         kind = mujoco.mjtState.mjSTATE_INTEGRATION
-        mujoco.mj_setState(self._model, self._data, state["integrated"], kind)
-        mujoco.mj_step1(self._model, self._data)
+        mujoco.mj_setState(self.model, self.data, state["integrated"], kind)
+        mujoco.mj_step1(self.model, self.data)
         # Forces and accelerations are those of the step before.
         self._sensors[:] = state["sensors"]
 
@@ -339,8 +339,8 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
 
         body = self._body
         boxes = most_obstacles(self._length, self._spacing)
-        self._model = model = _specify(body, boxes + 1, boxes).compile()
-        self._data = data = mujoco.MjData(model)
+        self.model = model = _specify(body, boxes + 1, boxes).compile()
+        self.data = data = mujoco.MjData(model)
         self._substeps = round(_CONTROL_STEP / model.opt.timestep)
         first = model.geom("ground_0").id, model.geom("obstacle_0").id
         self._pools = slice(first[0], first[1]), slice(first[1], first[1] + boxes)
@@ -356,7 +356,7 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
 
     def _choose_proprioception(self) -> tuple[np.ndarray, np.ndarray]:
         """Return which sensors have peaks, and which numbers of all that is felt are kept."""
-        model = self._model
+        model = self.model
         joints, speeds = (np.ones(part.size, bool) for part in (self._joints, self._joint_speeds))
         peaks, felt = np.zeros((2, self._sensors.size), bool)
         for sensor in map(model.sensor, range(model.nsensor)):
@@ -384,12 +384,12 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
             sides[:, :, 0] = -reach, self._length + reach
             sides[:, :, 1] = [[-width / 2 - _SIDES, -width / 2], [width / 2, width / 2 + _SIDES]]
             sides[:, :, 2] = PIT, course.side_top
-            first = self._model.geom("side_0").id
+            first = self.model.geom("side_0").id
             self._move(slice(first, first + 2), sides)
 
     def _move(self, pool: slice, corners: np.ndarray) -> None:
         """Give the first geoms of a pool these corners, and put the rest out of reach."""
-        model, number = self._model, len(corners)
+        model, number = self.model, len(corners)
         model.geom_pos[pool] = 0.0, 0.0, 10 * PIT
         model.geom_size[pool] = 0.01
         used = slice(pool.start, pool.start + number)
