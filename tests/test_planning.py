@@ -5,8 +5,8 @@ import os
 import pytest
 
 from rerpi_rllib import RERPIConfig
-from rerpi_rllib.algorithm.checkpoint import describe_settings
-from rerpi_rllib.envs import rendering
+from rerpi_rllib.algorithm.checkpoint import describe_settings, describe_space
+from rerpi_rllib.envs import Joined, rendering
 from rerpi_rllib.runs import checkpoints, machine, planning
 from rerpi_rllib.runs.files import parse_assignments, parse_json_object
 from rerpi_rllib.runs.planning import Options, plan_run
@@ -203,12 +203,15 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path, monke
         {"normalize_observations": True},
         {"normalize_returns": True},
         {"network": "residual"},
+        {"streams": "never"},
     ],
     ids=str,
 )
 def test_a_resumed_run_may_not_change_its_networks(tmp_path, monkeypatch, changed):
     config = RERPIConfig().environment("Pendulum-v1")
-    _manifest(monkeypatch, settings=describe_settings(config.to_dict()))
+    space = Joined([-1.0, -1.0], [1.0, 1.0], {"proprioception": 1, "terrain": 1})
+    spaces = {"observation": describe_space(space)}
+    _manifest(monkeypatch, settings=describe_settings(config.to_dict()), spaces=spaces)
     checkpoints.check_resumable(tmp_path, config.copy())
     with pytest.raises(ValueError, match="A run cannot change them"):
         checkpoints.check_resumable(tmp_path, config.copy().training(**changed))

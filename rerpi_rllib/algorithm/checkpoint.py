@@ -33,7 +33,9 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 from rerpi_rllib.algorithm.networks import build_networks, model_settings
+from rerpi_rllib.algorithm.spaces import parts_of
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.envs import Joined
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +211,8 @@ def describe_space(space: gym.Space[Any]) -> dict[str, Any]:
         [float(value) if np.isfinite(value) else None for value in bound.ravel()]
         for bound in (space.low, space.high)
     )
-    return {"low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
+    box = {"low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
+    return {**box, "parts": parts} if (parts := parts_of(space)) else box
 
 
 def make_space(description: Mapping[str, Any]) -> gym.Space[Any]:
@@ -222,6 +225,8 @@ def make_space(description: Mapping[str, Any]) -> gym.Space[Any]:
         for side, infinity in (("low", -np.inf), ("high", np.inf))
     )
     shape = tuple(description["shape"])
+    if "parts" in description:
+        return Joined(low, high, description["parts"])
     return gym.spaces.Box(low.reshape(shape), high.reshape(shape), dtype=dtype.type)
 
 

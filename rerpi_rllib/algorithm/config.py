@@ -18,7 +18,13 @@ from rerpi_rllib.algorithm import checks
 from rerpi_rllib.algorithm.effects import dependent_settings, settings_without_effect
 from rerpi_rllib.algorithm.env_runner import RERPIEnvRunner
 from rerpi_rllib.algorithm.learner import RERPITorchLearner
-from rerpi_rllib.algorithm.networks import model_settings
+from rerpi_rllib.algorithm.networks import (
+    PAPER_CRITIC_LAYERS,
+    PAPER_POLICY_LAYERS,
+    STREAM_LAYERS,
+    WhenStreams,
+    model_settings,
+)
 from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
 from rerpi_rllib.core.constraints import Constraint, MultiplierSchedule
 from rerpi_rllib.core.critics import Aggregation
@@ -148,9 +154,13 @@ class RERPIConfig(AlgorithmConfig):
         self.value_range: Sequence[float] = (-150.0, 150.0)
         # Networks and optimizers.
         self.network: NetworkKind = "paper"
-        self.policy_layers: Sequence[int] = (200, 200, 200)
-        self.critic_layers: Sequence[int] = (500, 500, 500)
+        self.policy_layers: Sequence[int] = PAPER_POLICY_LAYERS
+        self.critic_layers: Sequence[int] = PAPER_CRITIC_LAYERS
         self.covariance_layers: Sequence[int] | None = (64, 64)
+        self.streams: WhenStreams = "auto"
+        self.policy_stream_layers: Sequence[int] = (100, 100)
+        self.critic_stream_layers: Sequence[int] = (200, 200)
+        self.joint_layers: Sequence[int] = (100,)
         self.initial_stddev = 0.5
         self.noise_correlation = 0.0
         self.lr = 3e-4
@@ -278,6 +288,10 @@ class RERPIConfig(AlgorithmConfig):
         policy_layers: checks.Layers = NotProvided,
         critic_layers: checks.Layers = NotProvided,
         covariance_layers: checks.OptionalLayers = NotProvided,
+        streams: WhenStreams = NotProvided,
+        policy_stream_layers: checks.Layers = NotProvided,
+        critic_stream_layers: checks.Layers = NotProvided,
+        joint_layers: checks.Layers = NotProvided,
         initial_stddev: checks.Positive = NotProvided,
         noise_correlation: checks.Correlation = NotProvided,
         compile_updates: WhenToCompile = NotProvided,
@@ -364,6 +378,14 @@ class RERPIConfig(AlgorithmConfig):
                 and of the one for a mixture's weights. None computes all parts of the policy from
                 its one stack of hidden layers, as the paper does; then a step of the mean moves the
                 covariance, too.
+            streams: whether each part of a Dict observation has hidden layers of its own before they
+                are joined: "auto" where the parts are ``proprioception`` and ``terrain`` and
+                ``network``, ``policy_layers`` and ``critic_layers`` are the paper's, "always" for
+                any Dict of two or more vectors, or "never". Without streams, and in the network of
+                the covariance, the parts are one vector.
+            policy_stream_layers: sizes of the hidden layers of each of the policy's streams.
+            critic_stream_layers: the same for the critic, whose actions enter after the streams.
+            joint_layers: sizes of the hidden layers that follow, of policy and critic.
             initial_stddev: the policy's standard deviation before training, where actions are
                 normalised to [-1, 1]; a "deterministic" policy keeps it.
             noise_correlation: how similar the exploration noise of a step is to that of the step
@@ -491,7 +513,7 @@ class RERPIConfig(AlgorithmConfig):
                     f"{key}={value!r} is not allowed with {other}={getattr(self, other)!r}: it must "
                     f"be {' or '.join(allowed)}."
                 )
-        for key in ("policy_layers", "critic_layers", "covariance_layers"):
+        for key in ("policy_layers", "critic_layers", "covariance_layers", *STREAM_LAYERS):
             sizes = getattr(self, key)
             if self.network == "residual" and sizes and len(set(sizes)) > 1:
                 self._value_error(

@@ -16,6 +16,7 @@ from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 
+from rerpi_rllib.algorithm.networks import STREAM_LAYERS
 from rerpi_rllib.core.policies import POLICIES
 from rerpi_rllib.core.settings import all_parts
 
@@ -70,6 +71,7 @@ def _needs() -> dict[str, Sequence[Sequence[Need]]]:
     stochastic = Need("policy", excluded=tuple(n for n, kind in kinds if not kind.learns_covariance))
     gaussian = Need("policy", tuple(n for n, kind in kinds if kind.is_reparameterizable))
     penalty = Need("epsilon_penalty", excluded=(None,))
+    without_streams = Need("streams", ("auto", "never"))
     return {
         "n_step": [[Need("policy_evaluation", ("nstep",))]],
         "retrace_lambda": [[Need("policy_evaluation", ("retrace",))]],
@@ -86,6 +88,8 @@ def _needs() -> dict[str, Sequence[Sequence[Need]]]:
         "per_dimension_kl": [[decoupled]],
         "multiplier_schedule": [[trust_region]],
         "covariance_layers": [[stochastic]],
+        **{key: [[without_streams]] for key in ("policy_layers", "critic_layers")},
+        **{key: [[Need("streams", ("always",))]] for key in STREAM_LAYERS},
         "entropy_weight": [[value_gradient, stochastic]],
         "dual_lr": [
             [trust_region],

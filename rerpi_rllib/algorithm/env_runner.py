@@ -14,12 +14,14 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
+from gymnasium.wrappers.vector import DictInfoToList
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.env_runner import NUM_ENV_STEP_FAILURES_LIFETIME
@@ -33,7 +35,7 @@ from rerpi_rllib.algorithm import progress
 from rerpi_rllib.algorithm.faults import LARGEST_NUMBER, find_bad_number
 from rerpi_rllib.algorithm.networks import record_act
 from rerpi_rllib.algorithm.rl_module import RERPITorchRLModule
-from rerpi_rllib.envs import states
+from rerpi_rllib.envs import VectorObservations, states
 
 logger = logging.getLogger(__name__)
 
@@ -140,10 +142,30 @@ class RERPIEnvRunner(SingleAgentEnvRunner):
     @override(SingleAgentEnvRunner)
     def make_env(self) -> None:
         super().make_env()
+        self._join_parts_of_observations()
         self._to_env_units = ToEnvUnits(self.env.single_action_space)
         # A vectorised environment that is stepped as a whole has none, and RLlib's loop steps it.
         self._envs = getattr(self.env.unwrapped, "envs", [])
         self._abandon_episodes()
+
+    def _join_parts_of_observations(self) -> None:
+        """Let environments with Dict observations return vectors, as :func:`envs.make` does.
+
+        Connectors of the user's get observations as they are.
+        """
+        space, made = self.env.single_observation_space, self.env.env
+        if not isinstance(space, gym.spaces.Dict) or self.config._env_to_module_connector:
+            return
+        if type(made) is not gym.vector.SyncVectorEnv:
+            raise ValueError(
+                f"gym_env_vectorize_mode={self.config.gym_env_vectorize_mode!r} is not allowed with "
+                "Dict observations: it must be 'sync', or wrap each environment in "
+                "rerpi_rllib.envs.VectorObservations where it is made."
+            )
+        joined = gym.vector.SyncVectorEnv([partial(VectorObservations, env) for env in made.envs])
+        joined.spec = made.spec
+        made.closed = True  # Otherwise it would close the environments, which are in use.
+        self.env: Any = DictInfoToList(joined)
 
     @override(SingleAgentEnvRunner)
     def make_module(self) -> None:

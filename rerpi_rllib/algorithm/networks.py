@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import torch
@@ -14,20 +14,30 @@ from torch import Tensor, nn
 
 from rerpi_rllib.algorithm.faults import LARGEST_NUMBER
 from rerpi_rllib.algorithm.moments import LARGEST_RETURN
-from rerpi_rllib.algorithm.spaces import check_spaces, is_bounded
-from rerpi_rllib.core.layers import NetworkSettings
+from rerpi_rllib.algorithm.spaces import check_spaces, is_bounded, parts_of
+from rerpi_rllib.core.layers import NetworkSettings, StreamSettings
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.policies import Distribution
 from rerpi_rllib.core.policies.gaussian import Gaussian
 from rerpi_rllib.core.recording import record
 from rerpi_rllib.core.settings import LearningSettings
 
+WhenStreams = Literal["auto", "always", "never"]
+
+# The paper's hidden layers, which a Dict of these parts has streams in place of.
+PAPER_POLICY_LAYERS = (200, 200, 200)
+PAPER_CRITIC_LAYERS = (500, 500, 500)
+_PAPER_PARTS = {"proprioception", "terrain"}
+# The settings that say how streams are built.
+STREAM_LAYERS = ("policy_stream_layers", "critic_stream_layers", "joint_layers")
+
 
 def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Pick what modules and policies need out of all settings, in plain dictionaries.
 
     ``learning`` are the arguments of :class:`LearningSettings`, ``noise_correlation`` is that of
-    :class:`ExplorationNoise`, all others are the arguments of :class:`ActorCritic`.
+    :class:`ExplorationNoise`, ``streams`` are for :func:`build_networks`, which knows the spaces, and
+    all others are the arguments of :class:`ActorCritic`.
     """
     return {
         "policy": {
@@ -50,9 +60,36 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         },
         "normalize_returns": config["normalize_returns"],
         "networks": {field.name: config[field.name] for field in fields(NetworkSettings)},
+        "streams": {
+            # Checkpoints of earlier versions have none.
+            "when": config.get("streams", "never"),
+            **{key: tuple(config.get(key, ())) for key in STREAM_LAYERS},
+        },
         "noise_correlation": config["noise_correlation"],
         "learning": asdict(LearningSettings.from_mapping(config)),
     }
+
+
+def streams_of(
+    observation_space: gym.Space[Any], model_config: Mapping[str, Any]
+) -> dict[str, tuple[int, ...]]:
+    """Return the ``sizes`` of an observation's parts and the layers of their streams, if any."""
+    layers = dict(model_config["streams"])
+    parts, when = parts_of(observation_space), layers.pop("when")
+    if when == "always" and len(parts) < 2:
+        raise ValueError(
+            f"streams='always' is not allowed with the observation space {observation_space}: it "
+            "must be a Dict of two or more vectors. Set streams='auto' or leave it out."
+        )
+    has_papers_layers = (
+        model_config["networks"]["network"] == "paper"
+        and model_config["policy"]["layers"] == PAPER_POLICY_LAYERS
+        and model_config["critic"]["layers"] == PAPER_CRITIC_LAYERS
+    )
+    is_papers = has_papers_layers and set(parts) == _PAPER_PARTS
+    if when == "always" or (when == "auto" and is_papers):
+        return {"sizes": tuple(parts.values()), **layers}
+    return {}
 
 
 def build_networks(
@@ -64,11 +101,16 @@ def build_networks(
     """Build the networks for these spaces, which are checked first."""
     check_spaces(observation_space, action_space, model_config["policy"]["kind"])
     bounded = is_bounded(action_space)
+    policy, critic = dict(model_config["policy"]), dict(model_config["critic"])
+    if streams := streams_of(observation_space, model_config):
+        for settings, key in ((policy, "policy_stream_layers"), (critic, "critic_stream_layers")):
+            settings["streams"] = StreamSettings(streams["sizes"], streams[key])
+            settings["layers"] = streams["joint_layers"]
     return ActorCritic(
         gym.spaces.flatdim(observation_space),
         gym.spaces.flatdim(action_space),
-        policy=model_config["policy"],
-        critic=model_config["critic"],
+        policy=policy,
+        critic=critic,
         networks=model_config["networks"],
         clip_actions=bounded,
         normalize_returns=model_config["normalize_returns"],

@@ -108,7 +108,7 @@ class RERPI(SavedAlgorithm):
     @override(Algorithm)
     def setup(self, config: RERPIConfig) -> None:
         super().setup(config)
-        observation_space, action_space = self.spaces[DEFAULT_MODULE_ID]
+        observation_space, action_space = self.spaces_of_networks
         self.replay = ReplayBuffer(
             self.config.replay_capacity,
             int(np.prod(observation_space.shape)),

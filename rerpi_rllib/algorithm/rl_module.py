@@ -13,6 +13,7 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor
 
 from rerpi_rllib.algorithm.networks import act, build_networks, make_noise, usable
+from rerpi_rllib.algorithm.spaces import join_parts
 from rerpi_rllib.core.losses import rerpi_losses
 from rerpi_rllib.core.policies import Distribution, Policy
 from rerpi_rllib.core.policies.gaussian import Gaussian
@@ -84,7 +85,8 @@ class ActionDistribution(RLlibDistribution):
 class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
     """Online and target policy and critic and the Lagrange multipliers in one module.
 
-    ``model_config`` is what :func:`~rerpi_rllib.algorithm.networks.model_settings` returns. The
+    ``model_config`` is what :func:`~rerpi_rllib.algorithm.networks.model_settings` returns. A batch
+    holds observations as vectors or, where the environment has a Dict of them, as its parts. The
     multipliers are parameters of the module, so they are checkpointed with it, and their gradients
     are averaged over several learners.
     """
@@ -111,9 +113,9 @@ class RERPITorchRLModule(TorchRLModule, InferenceOnlyAPI):
 
     @torch.no_grad()
     def _act(self, batch: dict[str, Any], explore: bool) -> dict[str, Any]:
+        observations = usable(join_parts(self.observation_space, batch[Columns.OBS]))
         if explore and self.noise is not None:
-            self.noise.begin(batch[Columns.OBS])
-        observations = usable(batch[Columns.OBS])
+            self.noise.begin(observations)
         decoded, actions, policy = act(self.nets, observations, explore, self.noise)
         return {
             Columns.ACTIONS: decoded,

@@ -216,10 +216,19 @@ class SavedAlgorithm(Algorithm):
         for part in (REPLAY, PROGRESS):
             shutil.rmtree(directory / part, ignore_errors=True)
 
+    @property
+    def spaces_of_networks(self) -> tuple[Any, Any]:
+        """The observation and action spaces that the networks see."""
+        if self.config.uses_old_api_stack:  # RLlib shows the space from before it joined its parts.
+            policy = self.get_policy()
+            return policy.observation_space, policy.action_space
+        observation_space, action_space = self.spaces[DEFAULT_MODULE_ID]
+        return observation_space, action_space
+
     def _description(self) -> dict[str, Any]:
         """Describe the checkpoint for those who must not unpickle it."""
         config = self.config
-        observation_space, action_space = self.spaces[DEFAULT_MODULE_ID]
+        observation_space, action_space = self.spaces_of_networks
         return {
             "algo": config.algo_class.__name__,
             "env": config.env if isinstance(config.env, str) else repr(config.env),

@@ -1,11 +1,17 @@
-"""Which observation and action spaces are supported."""
+"""Which observation and action spaces are supported, and which parts observations have."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
+import torch
+from torch import Tensor
 
 from rerpi_rllib.core.policies import POLICIES
+from rerpi_rllib.envs import Joined
 
 
 def check_spaces(
@@ -24,6 +30,27 @@ def check_spaces(
             f"The action space is {action_space}; policy={policy!r} needs discrete actions, "
             "a Discrete that starts at 0."
         )
+
+
+def parts_of(observation_space: gym.Space[Any]) -> dict[str, int]:
+    """Return the sizes of a Dict's parts in the vector that they were joined to; none of others."""
+    if isinstance(observation_space, Joined):
+        return observation_space.parts
+    # On the old API stack RLlib joins those that nobody else has.
+    original = getattr(observation_space, "original_space", None)
+    if not isinstance(original, gym.spaces.Dict):
+        return {}
+    return {str(name): gym.spaces.flatdim(part) for name, part in original.items()}
+
+
+def join_parts(
+    observation_space: gym.Space[Any], observations: Tensor | Mapping[str, Tensor]
+) -> Tensor:
+    """Join the parts ``[B, ...]`` of a Dict to ``[B, O]``; observations that are joined stay so."""
+    if not isinstance(observations, Mapping):
+        return observations
+    parts = [observations[name].flatten(1).float() for name in parts_of(observation_space)]
+    return torch.cat(parts, dim=-1)
 
 
 def is_bounded(action_space: gym.Space[object]) -> bool:
@@ -48,6 +75,11 @@ def _check_bounds(action_space: gym.Space[object]) -> None:
 
 
 def _check_vector(name: str, space: gym.Space[object], hint: str) -> None:
+    if isinstance(space, gym.spaces.Dict) and name == "observation":
+        hint = (
+            "a Dict is joined to one vector unless env_to_module_connector is set: let RLlib's "
+            "FlattenObservations be one of these connectors, since " + hint
+        )
     if not isinstance(space, gym.spaces.Box):
         raise ValueError(f"The {name} space is {space}; {hint}, a Box of one dimension.")
     if len(space.shape) != 1 or space.shape[0] == 0:

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rerpi_rllib.core.layers import Linear, NetworkKind, NetworkSettings, after_first_layer
+from rerpi_rllib.core.layers import (
+    Linear,
+    NetworkKind,
+    NetworkSettings,
+    StreamSettings,
+    after_first_layer,
+)
 from rerpi_rllib.core.sampled_values import can_compute, sampled_values, steps_of
 from rerpi_rllib.core.threads import in_threads
 
@@ -153,7 +159,11 @@ HEADS: dict[str, Callable[[int, Sequence[float]], Head]] = {
 
 
 class CriticNetwork(nn.Module):
-    """A network from state and action to the outputs of a head."""
+    """A network from state and action to the outputs of a head.
+
+    Actions enter where streams are joined, so that these are computed once for all of a state's
+    actions.
+    """
 
     def __init__(
         self,
@@ -162,21 +172,25 @@ class CriticNetwork(nn.Module):
         layers: Sequence[int],
         outputs: int,
         network: NetworkKind = "paper",
+        streams: StreamSettings | None = None,
     ) -> None:
         super().__init__()
+        made = streams.make(network) if streams else []
+        self.streams = nn.Sequential(*made)
+        observation_size = made[0].output_size if made else observation_size
         # The first linear layer on (s, a) is kept in two parts and initialised as one.
         self.first_state = Linear(observation_size, layers[0])
         self.first_action = Linear(action_size, layers[0], bias=False)
         bound = 1.0 / math.sqrt(observation_size + action_size)
         for parameter in (*self.first_state.parameters(), *self.first_action.parameters()):
             nn.init.uniform_(parameter, -bound, bound)
-        self.body = after_first_layer(layers, network)
+        self.body = after_first_layer(layers, network, after_streams=bool(made))
         self.output = Linear(layers[-1], outputs)
         self._steps = steps_of(self.body)
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         # The state's half of the first layer is computed once for all of a state's actions.
-        states = self.first_state(observations)
+        states = self.first_state(self.streams(observations))
         if (
             torch.is_grad_enabled()
             or actions.dim() < 3
@@ -227,6 +241,7 @@ class Critic(nn.Module):
         aggregation: Aggregation = "min",
         num_atoms: int = 51,
         value_range: Sequence[float] = (-150.0, 150.0),
+        streams: StreamSettings | None = None,
     ) -> None:
         super().__init__()
         inputs = inputs or NetworkSettings()
@@ -234,7 +249,9 @@ class Critic(nn.Module):
         self.inputs = nn.Sequential(*inputs.layers(observation_size))
         self.head = HEADS[kind](num_atoms, value_range)
         self.networks = nn.ModuleList(
-            CriticNetwork(observation_size, action_size, layers, self.head.size, inputs.network)
+            CriticNetwork(
+                observation_size, action_size, layers, self.head.size, inputs.network, streams
+            )
             for _ in range(num_critics)
         )
 

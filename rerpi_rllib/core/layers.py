@@ -189,20 +189,48 @@ class ResidualBlock(nn.Module):
         return outputs
 
 
-def after_first_layer(sizes: Sequence[int], network: NetworkKind = "paper") -> nn.Sequential:
+def after_first_layer(
+    sizes: Sequence[int], network: NetworkKind = "paper", *, after_streams: bool = False
+) -> nn.Sequential:
     """Make the hidden layers without the linear map of the first one.
 
     Args:
         sizes: of the hidden layers; in a "residual" network, of its blocks, all the same.
         network: "paper" for layer normalisation and tanh, then linear layers and ELU; "residual" for
             blocks and layer normalisation, as in SimBa (Lee et al., 2025).
+        after_streams: whether other layers come before, so that ELU follows the first one, too.
     """
     if network == "residual":
         return nn.Sequential(*map(ResidualBlock, sizes), nn.LayerNorm(sizes[0]))
-    layers: list[nn.Module] = [nn.LayerNorm(sizes[0]), Tanh()]
+    layers: list[nn.Module] = [ELU()] if after_streams else [nn.LayerNorm(sizes[0]), Tanh()]
     for before, after in itertools.pairwise(sizes):
         layers += [Linear(before, after), ELU()]
     return nn.Sequential(*layers)
+
+
+class Streams(nn.Module):
+    """Hidden layers of its own for each part of the observations; their outputs are joined.
+
+    Args:
+        sizes: of the parts, in the order in which observations ``[B, O]`` hold them.
+        layers: sizes of the hidden layers of each stream.
+        network: as for :func:`after_first_layer`.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], layers: Sequence[int], network: NetworkKind = "paper"
+    ) -> None:
+        super().__init__()
+        self._sizes = list(sizes)
+        self.output_size = len(sizes) * layers[-1]
+        self.streams = nn.ModuleList(
+            nn.Sequential(Linear(size, layers[0]), *after_first_layer(layers, network))
+            for size in sizes
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        parts = inputs.split(self._sizes, dim=-1)
+        return torch.cat([stream(part) for stream, part in zip(self.streams, parts)], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -223,3 +251,20 @@ class NetworkSettings:
         """Make what observations pass through first."""
         normalize = [Normalize(size)] if self.normalize_observations else []
         return [*normalize, *([Tanh()] if self.tanh_observations else [])]
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """The streams before the hidden layers of a network, if there are any.
+
+    Args:
+        sizes: of the parts of the observations, each of which has a stream; empty for no streams.
+        layers: sizes of the hidden layers of each stream.
+    """
+
+    sizes: Sequence[int] = ()
+    layers: Sequence[int] = ()
+
+    def make(self, network: NetworkKind) -> list[Streams]:
+        """Make the streams, or nothing."""
+        return [Streams(self.sizes, self.layers, network)] if self.sizes else []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, SupportsFloat, TypeAlias
@@ -96,6 +97,19 @@ def _create(env_id: str, env_config: Mapping[str, Any]) -> Any:
     return make(env_id, **env_config)
 
 
+class Joined(gym.spaces.Box):
+    """The space of vectors that hold the parts of a Dict one after another, in the Dict's order.
+
+    Args:
+        low, high: the bounds of all numbers, ``[O]``.
+        parts: how many of them belong to each part, by its name; none if there are no parts.
+    """
+
+    def __init__(self, low: Any, high: Any, parts: Mapping[str, int]) -> None:
+        super().__init__(np.float32(low), np.float32(high), dtype=np.float32)
+        self.parts = dict(parts)
+
+
 class VectorObservations(gym.ObservationWrapper[Any, Any, Any]):
     """Concatenates the parts of a Dict or Tuple observation into one float32 vector."""
 
@@ -108,14 +122,19 @@ class VectorObservations(gym.ObservationWrapper[Any, Any, Any]):
                     f"{_name(env)} has image observations ({_join(path) or 'observation'}: "
                     f"{space.shape} {space.dtype}); RERPI needs vector observations."
                 )
-        self.observation_space = gym.spaces.Box(
-            np.concatenate([np.ravel(space.low) for _, space in parts]).astype(np.float32),
-            np.concatenate([np.ravel(space.high) for _, space in parts]).astype(np.float32),
-            dtype=np.float32,
+        sizes = [math.prod(space.shape) for _, space in parts]
+        named = Counter[str]()
+        for (path, _), size in zip(parts, sizes):
+            if path:
+                named[str(path[0])] += size
+        self.observation_space = Joined(
+            np.concatenate([np.ravel(space.low) for _, space in parts]),
+            np.concatenate([np.ravel(space.high) for _, space in parts]),
+            named,
         )
         # Each part is copied to its place in a vector, which is faster than to concatenate them.
-        self._vector = np.zeros(self.observation_space.shape, np.float32)
-        ends = np.cumsum([math.prod(space.shape) for _, space in parts])
+        self._vector = np.zeros(sum(sizes), np.float32)
+        ends = np.cumsum(sizes)
         self._places = [
             (path, place.reshape(space.shape))
             for (path, space), place in zip(parts, np.split(self._vector, ends))

@@ -11,7 +11,7 @@ from typing import Any
 from rerpi_rllib.algorithm import checkpoint as manifests
 from rerpi_rllib.algorithm.checkpoint import DamagedCheckpoint
 from rerpi_rllib.algorithm.config import RERPIConfig
-from rerpi_rllib.algorithm.networks import model_settings
+from rerpi_rllib.algorithm.networks import model_settings, streams_of
 from rerpi_rllib.core.networks import ActorCritic
 from rerpi_rllib.core.settings import LearningSettings
 from rerpi_rllib.runs.settings import RunSettings
@@ -199,9 +199,12 @@ def check_resumable(checkpoint: Path, config: RERPIConfig) -> None:
         raise ValueError(
             f"{checkpoint} is of env={manifest['env']} and not {config.env}. A run cannot change it."
         )
-    before = manifests.as_json(model_settings(manifest["settings"]))
-    after = manifests.as_json(model_settings(vars(config)))
-    for name in ("policy", "critic", "networks", "normalize_returns"):
+    space = manifests.make_space(manifest["spaces"]["observation"])
+    before, after = (
+        manifests.as_json(model | {"streams": streams_of(space, model)})
+        for model in (model_settings(manifest["settings"]), model_settings(vars(config)))
+    )
+    for name in ("policy", "critic", "networks", "normalize_returns", "streams"):
         if before[name] != after[name]:
             raise ValueError(
                 f"{checkpoint} has other networks: {name} was {before[name]} and is {after[name]}. "

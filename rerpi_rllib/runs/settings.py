@@ -15,6 +15,7 @@ from rerpi_rllib import DDPGConfig, MPOConfig, RERPIConfig, SVG0Config, envs
 from rerpi_rllib.algorithm import checks
 from rerpi_rllib.algorithm.checkpoint import versions
 from rerpi_rllib.algorithm.config import PRESETS, setting_checks
+from rerpi_rllib.algorithm.networks import streams_of
 from rerpi_rllib.algorithm.spaces import check_spaces
 from rerpi_rllib.runs.files import (
     CONFIGS,
@@ -170,6 +171,7 @@ class RunSettings:
         env.close()
         try:
             check_spaces(*spaces, config.policy)
+            streams_of(spaces[0], config.model_config)
         except ValueError as error:
             raise ValueError(f"{self.env}: {error}") from None
         check_machine(config, *spaces)

@@ -17,7 +17,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from rerpi_rllib.core.layers import Linear, NetworkSettings, after_first_layer
+from rerpi_rllib.core.layers import Linear, NetworkSettings, StreamSettings, after_first_layer
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ class PolicySettings:
         min_stddev: its square is added to the variance that the network computes.
         tanh_mean: whether to keep the mean inside [-1, 1].
         inputs: what happens to the observations first, and which network follows.
+        streams: what comes before ``layers``; a covariance network of its own sees the observations.
         num_components: the number of Gaussians in a mixture.
     """
 
@@ -152,6 +153,7 @@ class PolicySettings:
     min_stddev: float = 0.0
     tanh_mean: bool = False
     inputs: NetworkSettings = field(default_factory=NetworkSettings)
+    streams: StreamSettings = field(default_factory=StreamSettings)
     num_components: int = 3
 
 
@@ -170,15 +172,19 @@ class Policy(nn.Module, ABC):
         super().__init__()
         self.observation_size, self.action_size = observation_size, action_size
         self.settings = settings
-        self.body = self.make_body(settings.layers)
+        self.body = self.make_body(settings.layers, settings.streams)
 
-    def make_body(self, layers: Sequence[int]) -> nn.Sequential:
-        """Make hidden layers on the observations."""
+    def make_body(
+        self, layers: Sequence[int], streams: StreamSettings | None = None
+    ) -> nn.Sequential:
+        """Make hidden layers on the observations, or on what streams make of these."""
         inputs = self.settings.inputs
+        made = streams.make(inputs.network) if streams else []
         return nn.Sequential(
             *inputs.layers(self.observation_size),
-            Linear(self.observation_size, layers[0]),
-            *after_first_layer(layers, inputs.network),
+            *made,
+            Linear(made[0].output_size if made else self.observation_size, layers[0]),
+            *after_first_layer(layers, inputs.network, after_streams=bool(made)),
         )
 
     @abstractmethod
