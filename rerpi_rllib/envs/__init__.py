@@ -17,11 +17,16 @@ from typing import Any, SupportsFloat, TypeAlias
 import gymnasium as gym
 import numpy as np
 
-from rerpi_rllib.envs import parkour
 from rerpi_rllib.envs.rendering import can_render, no_display_warning
 
 # An observation, a reward, whether the episode is terminated or truncated, and more information.
 _Step: TypeAlias = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
+
+_PARKOUR: dict[str, dict[str, Any]] = {
+    "walker2d": {"body": "walker2d", "obstacles": ("hurdle", "gap", "platform")},
+    "humanoid-walls": {"body": "humanoid", "obstacles": ("wall",)},
+    "humanoid-gaps": {"body": "humanoid", "obstacles": ("gap",)},
+}
 
 
 def register() -> None:
@@ -30,7 +35,10 @@ def register() -> None:
         import shimmy
 
     gym.register_envs(shimmy)
-    parkour.register()
+    for name, kwargs in _PARKOUR.items():
+        if f"parkour/{name}-v0" not in gym.registry:
+            entry_point = "rerpi_rllib.envs.parkour:Parkour"
+            gym.register(f"parkour/{name}-v0", entry_point=entry_point, kwargs=kwargs)
 
 
 def list_ids() -> list[str]:

@@ -2,6 +2,8 @@
 
 The observation has two parts: ``proprioception``, what the body feels of itself, and ``terrain``, the
 height of the course ahead of it. docs/parkour.md has the formulas of the reward and their source.
+
+This module imports MuJoCo, which then knows how to render: Gymnasium imports it to make a task.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
+import mujoco
 import numpy as np
+from dm_control import suite
 
 from rerpi_rllib.envs.parkour_course import (
     OBSTACLES,
@@ -23,6 +27,7 @@ from rerpi_rllib.envs.parkour_course import (
     most_obstacles,
 )
 from rerpi_rllib.envs.rendering import can_render
+from rerpi_rllib.envs.states import get_generator, set_generator
 
 _CONTROL_STEP = 0.025  # Seconds, as in the control suite's tasks with these bodies.
 # The body has fallen if its torso is lower than this above the ground, or leans more than this: the
@@ -93,19 +98,6 @@ BODIES = {
         camera=((-4.5, -1.5, 3.0), (3.0, 0.3, -1.0)),
     ),
 }
-
-_TASKS: dict[str, dict[str, Any]] = {
-    "parkour/walker2d-v0": {"body": "walker2d", "obstacles": ("hurdle", "gap", "platform")},
-    "parkour/humanoid-walls-v0": {"body": "humanoid", "obstacles": ("wall",)},
-    "parkour/humanoid-gaps-v0": {"body": "humanoid", "obstacles": ("gap",)},
-}
-
-
-def register() -> None:
-    """Make the tasks known to Gymnasium."""
-    for env_id, kwargs in _TASKS.items():
-        if env_id not in gym.registry:
-            gym.register(env_id, entry_point=f"{__name__}:Parkour", kwargs=kwargs)
 
 
 class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
@@ -193,8 +185,6 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         super().reset(seed=seed, options=options)
-        import mujoco
-
         self._set_course(
             draw_course(
                 self.np_random,
@@ -216,8 +206,6 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
     def step(
         self, action: np.ndarray
     ) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
-        import mujoco
-
         before = self._torso[0]
         self.data.ctrl[:] = np.clip(action, -1.0, 1.0)
         # As in the control suite: afterwards, all that depends on positions is up to date.
@@ -233,8 +221,6 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
         if self.render_mode is None:
             return None
         if self._renderer is None:
-            import mujoco
-
             self._renderer = mujoco.Renderer(self.model, *_PICTURE)
         self._renderer.update_scene(self.data, camera="follow")
         picture: np.ndarray = self._renderer.render()
@@ -289,10 +275,10 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
         )
 
     def _has_fallen(self) -> bool:
-        x, _, z = self._torso
+        x, y, z = self._torso[:1], self._torso[1:2], self._torso[2]
+        ground = self._course.heights(x, None if self._is_planar else y)
         # A body in a gap has fallen; above one it has not.
-        below = 0.0 if not self._is_planar else max(float(self._course.heights(x)), 0.0)
-        return bool(z - below < _FALLEN_HEIGHT or self._frame[8] < _FALLEN_UPRIGHT)
+        return bool(z - max(ground[0], 0.0) < _FALLEN_HEIGHT or self._frame[8] < _FALLEN_UPRIGHT)
 
     def _info(self) -> dict[str, Any]:
         distance = float(self._torso[0])
@@ -302,10 +288,6 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
     # -- The state in the middle of an episode; see envs/states.py. --
 
     def get_state(self) -> dict[str, Any] | None:
-        import mujoco
-
-        from rerpi_rllib.envs.states import get_generator
-
         kind = mujoco.mjtState.mjSTATE_INTEGRATION
         integrated = np.empty(mujoco.mj_stateSize(self.model, kind))
         mujoco.mj_getState(self.model, self.data, integrated, kind)
@@ -318,10 +300,6 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        import mujoco
-
-        from rerpi_rllib.envs.states import set_generator
-
         self._set_course(Course(state["course"].copy(), self._course.width, self._course.side_top))
         self._steps = state["steps"]
         set_generator(self.np_random, state["generator"])
@@ -335,8 +313,6 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
 
     def _build(self) -> None:
         """Compile the model once, with as many boxes as a course can need."""
-        import mujoco
-
         body = self._body
         boxes = most_obstacles(self._length, self._spacing)
         self.model = model = _specify(body, boxes + 1, boxes).compile()
@@ -402,13 +378,12 @@ class Parkour(gym.Env[dict[str, np.ndarray], np.ndarray]):
 
 def _specify(body: _Body, grounds: int, obstacles: int) -> Any:
     """Return the specification of a model: a body, its senses, a camera, and boxes for the course."""
-    import mujoco
-    from dm_control import suite
-
     xml, assets = getattr(suite, body.domain).get_model_and_assets()
     spec = mujoco.MjSpec.from_string(xml.decode(), include=assets)
-    # The boxes are moved at each reset; the middle phase would look for them where they were.
-    spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_MIDPHASE
+    # The boxes are moved at each reset; the middle phase would look for them where they were. And
+    # numbers that are broken are for the EnvRunner to see, not to be replaced by those of the start.
+    flags = mujoco.mjtDisableBit
+    spec.option.disableflags |= flags.mjDSBL_MIDPHASE | flags.mjDSBL_AUTORESET
     _add_senses(spec, body)
     torso = spec.body("torso")
     torso.pos[2] = body.start
@@ -445,8 +420,6 @@ def _specify(body: _Body, grounds: int, obstacles: int) -> Any:
 
 def _add_senses(spec: Any, body: _Body) -> None:
     """Replace the suite's sensors, except those of touch, by the ones of the observation."""
-    import mujoco
-
     kinds, bodies = mujoco.mjtSensor, mujoco.mjtObj.mjOBJ_BODY
     for sensor in list(spec.sensors):
         if sensor.type != kinds.mjSENS_TOUCH:
