@@ -1,12 +1,17 @@
 """Known functions, policy improvement on them, and the figures that show it."""
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 import torch
 
+from rerpi_rllib.core import layers
+from rerpi_rllib.figures import improvement_plots
 from rerpi_rllib.figures.known_functions import FUNCTIONS
 from rerpi_rllib.figures.paper import FIGURES, figure
-from rerpi_rllib.figures.policy_improvement import Problem, run
+from rerpi_rllib.figures.policy_improvement import Problem, run, run_together
 
 
 @pytest.mark.parametrize("name,best", [("sphere", 0.0), ("rosenbrock", 1.0)])
@@ -29,18 +34,42 @@ def test_decoupled_fit_widens_the_policy_on_its_way_and_coupled_does_not():
     assert decoupled[-1].value > coupled[-1].value > coupled[0].value
 
 
-def test_a_run_is_repeatable():
+def test_coupled_fit_converges_prematurely_if_all_steps_fit_the_same_actions():
+    start = Problem("sphere", 10, "coupled", 0.1, iterations=12)
+    one_batch = replace(start, batches_per_iteration=1)
+    tight = replace(one_batch, epsilon_pi=1e-3)
+    new_batches = run(start, 0)
+    coupled, held_back = run_together([(one_batch, 0), (tight, 0)])
+    decoupled = run(replace(one_batch, fit="decoupled"), 0)
+    assert coupled[-1].stddev < 0.09
+    assert all(curve[-1].stddev > 0.097 for curve in (new_batches, held_back, decoupled))
+
+
+def test_runs_are_repeatable_and_do_not_depend_on_those_beside_them(monkeypatch):
+    # Operations that are chosen for their speed cannot be stacked.
+    monkeypatch.setattr(layers, "_uses_onednn", True)
     problem = Problem("rosenbrock", 3, "coupled", 0.2, iterations=2)
-    values = [[i.value for i in run(problem, seed)] for seed in (0, 0, 1)]
-    assert values[0] == values[1] != values[2]
+    other = replace(problem, function="sphere", num_actions=20, epsilon_pi=1.0, initial_stddev=0.1)
+    alone = [[i.value for i in run(problem, seed)] for seed in (0, 1)]
+    beside = run_together([(problem, 0), (other, 0), (problem, 1)])
+    together = [[i.value for i in curve] for curve in beside]
+    assert [together[0], together[2]] == [pytest.approx(values, rel=1e-4) for values in alone]
+    assert together[0] != together[1] and together[0] != together[2]
+    assert layers.get_choices()["onednn"]
+    with pytest.raises(ValueError, match="same fit"):
+        run_together([(problem, 0), (replace(problem, fit="decoupled"), 0)])
 
 
 @pytest.mark.parametrize("name", [name for name, make in FIGURES.items() if callable(make)])
-def test_figures_with_their_data(name, tmp_path):
+def test_figures_with_their_data(name, tmp_path, monkeypatch):
+    if name != "landscape":  # One is enough to test that processes share the work.
+        in_a_thread = ThreadPoolExecutor(1)
+        monkeypatch.setattr(improvement_plots, "ProcessPoolExecutor", lambda *_, **__: in_a_thread)
     said = []
     path = figure(name, tmp_path / "new", seeds=2, iterations=1, report=said.append)
     assert path.read_bytes().startswith(b"\x89PNG") and path.name == f"{name}.png"
     table = pd.read_csv(path.with_suffix(".csv"))
-    kinds = table.groupby(["function", "fit", "initial_stddev"]).ngroups
+    settings = table.columns[: list(table.columns).index("seed")]
+    kinds = table.groupby(list(settings), dropna=False).ngroups
     assert len(table) == kinds * 2 * 2 and len(said) == kinds  # Two seeds, two rows each.
     assert set(table["fit"]) == {"decoupled", "coupled"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -108,13 +108,27 @@ def make_optimizers(
             for parameter in others.parameters()
             if parameter.requires_grad and id(parameter) not in known
         ]
-    optimizers = {}
-    for name, parameters in groups.items():
-        if parameters:
-            # Multipliers have a short memory: one large KL must not keep them slow for a thousand
-            # updates. They have no momentum: it would carry them on through the updates that leave
-            # them alone.
-            rate, betas = (dual_lr, (0.0, 0.9)) if name == "dual" else (lr, (0.9, 0.999))
-            # Capturable: on a GPU an update can be recorded in a graph.
-            optimizers[name] = Adam(parameters, lr=rate, betas=betas, fused=True, capturable=True)
-    return optimizers
+    return {
+        name: (
+            make_dual_optimizer(parameters, dual_lr)
+            if name == "dual"
+            else make_optimizer(parameters, lr)
+        )
+        for name, parameters in groups.items()
+        if parameters
+    }
+
+
+def make_optimizer(parameters: Iterable[Tensor], lr: float) -> Adam:
+    """Make the Adam of a network."""
+    # Capturable: on a GPU an update can be recorded in a graph.
+    return Adam(parameters, lr=lr, fused=True, capturable=True)
+
+
+def make_dual_optimizer(parameters: Iterable[Tensor], lr: float) -> Adam:
+    """Make the Adam of the multipliers.
+
+    They have a short memory: one large KL must not keep them slow for a thousand updates. They have
+    no momentum: it would carry them on through the updates that leave them alone.
+    """
+    return Adam(parameters, lr=lr, betas=(0.0, 0.9), fused=True, capturable=True)

@@ -1,7 +1,6 @@
 """Updates from a batch to new parameters: plan, losses, steps, copies.
 
-Both of RLlib's API stacks and the benchmarks make their updates with :func:`run_updates`. The figures
-of functions that are known, which have no critic to learn, take the steps of :func:`policy_step`.
+Both of RLlib's API stacks and the benchmarks make their updates with :func:`run_updates`.
 """
 
 from __future__ import annotations

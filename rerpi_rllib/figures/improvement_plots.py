@@ -17,13 +17,17 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
 from rerpi_rllib.figures.known_functions import FUNCTIONS
-from rerpi_rllib.figures.policy_improvement import Iteration, Problem, run
+from rerpi_rllib.figures.policy_improvement import Iteration, Problem, run_together
 
 Array = npt.NDArray[np.float64]
 Report = Callable[[str], None]
 Curves = dict[Problem, list[list[Iteration]]]
 
 _COLORS = {"decoupled": "k", "coupled": "0.55"}
+# What the gradient steps of an iteration fit: the same batch, or each another one.
+_DATA = {True: "one batch of actions", False: "a new batch each"}
+_EPSILONS_PI = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+_NUMBERS_OF_ACTIONS = (10, 40)
 # The panels of the landscape, as fractions of the run.
 _SHARES = (0.0, 0.15, 0.3, 0.5)
 
@@ -31,41 +35,53 @@ _SHARES = (0.0, 0.15, 0.3, 0.5)
 def _run_all(
     problems: Iterable[Problem], seeds: int, iterations: int | None, report: Report
 ) -> Curves:
-    """Run every problem with every seed, as many at a time as there are CPUs."""
-    problems = [replace(p, iterations=iterations or p.iterations) for p in problems]
+    """Run every problem with every seed: together where that is possible, otherwise on all CPUs."""
+    groups: list[list[Problem]] = []
+    for problem in (replace(p, iterations=iterations or p.iterations) for p in problems):
+        for group in groups:
+            if group[0].can_be_stacked_with(problem):
+                group.append(problem)
+                break
+        else:
+            groups.append([problem])
     with ProcessPoolExecutor(
-        min(os.cpu_count() or 1, len(problems) * seeds),
+        min(os.cpu_count() or 1, len(groups)),
         mp_context=multiprocessing.get_context("spawn"),
         initializer=torch.set_num_threads,
         initargs=(1,),
     ) as pool:
-        futures = {p: [pool.submit(run, p, seed) for seed in range(seeds)] for p in problems}
-        curves = {}
-        for problem, runs in futures.items():
-            curves[problem] = [future.result() for future in runs]
-            value, stddev = np.mean(
-                [(curve[-1].value, curve[-1].stddev) for curve in curves[problem]], axis=0
-            )
-            report(
-                f"{problem.function} {problem.dimensions}-D, {problem.fit}, initial stddev "
-                f"{problem.initial_stddev}: {len(runs)} runs end with value {value:.3g}, "
-                f"stddev {stddev:.3g}"
-            )
+        runs = [[(problem, seed) for problem in group for seed in range(seeds)] for group in groups]
+        curves: Curves = {}
+        for together, results in zip(runs, pool.map(run_together, runs)):
+            for (problem, _), curve in zip(together, results):
+                curves.setdefault(problem, []).append(curve)
+            for problem in dict.fromkeys(problem for problem, _ in together):
+                last = [(curve[-1].value, curve[-1].stddev) for curve in curves[problem]]
+                value, stddev = np.mean(last, axis=0)
+                report(
+                    f"{problem.description()}: {seeds} runs end with value {value:.3g}, "
+                    f"stddev {stddev:.3g}"
+                )
     return curves
 
 
-def _rows(curves: Curves) -> pd.DataFrame:
-    """Return the data of a figure: a row for each iteration of each run."""
+def _rows(curves: Curves, every: int = 1) -> pd.DataFrame:
+    """Return the data of a figure: rows for the iterations of each run, or some of them."""
     rows = []
     for problem, runs in curves.items():
         for seed, curve in enumerate(runs):
-            for number, iteration in enumerate(curve):
+            for number in sorted({*range(0, len(curve), every), len(curve) - 1}):
+                iteration = curve[number]
                 rows.append(
                     {
                         "function": problem.function,
                         "dimensions": problem.dimensions,
                         "fit": problem.fit,
                         "initial_stddev": problem.initial_stddev,
+                        "steps_per_iteration": problem.steps_per_iteration,
+                        "batches_per_iteration": problem.batches_per_iteration,
+                        "num_actions": problem.num_actions,
+                        "epsilon_pi": problem.epsilon_pi if problem.fit == "coupled" else None,
                         "seed": seed,
                         "iteration": number,
                         "value": iteration.value,
@@ -92,7 +108,15 @@ def landscape_figure(
     seeds: int, iterations: int | None, report: Report
 ) -> tuple[Figure, pd.DataFrame]:
     """Draw figures 1 and 8: how the policy at state zero moves on a quadratic function."""
-    start = Problem("sphere", 2, "decoupled", 0.1, initial_mean=1.5, iterations=120)
+    start = Problem(
+        "sphere",
+        2,
+        "decoupled",
+        0.1,
+        initial_mean=1.5,
+        iterations=120,
+        batches_per_iteration=1,
+    )
     problems = [
         start,
         replace(start, fit="coupled"),
@@ -136,8 +160,9 @@ def standard_functions_figure(
 ) -> tuple[Figure, pd.DataFrame]:
     """Draw figure 2: value and stddev on the 10-dimensional sphere and Rosenbrock functions."""
     problems = [
-        Problem(function, 10, fit, 0.1, iterations=length)
-        for function, length in (("sphere", 200), ("rosenbrock", 300))
+        Problem(function, 10, fit, 0.1, batches_per_iteration=batches)
+        for function in ("sphere", "rosenbrock")
+        for batches in (1, 20)
         for fit in ("decoupled", "coupled")
     ]
     curves = _run_all(problems, seeds, iterations, report)
@@ -145,12 +170,83 @@ def standard_functions_figure(
     axes = figure.subplots(2, 2)
     for problem, runs in curves.items():
         value_axis, stddev_axis = axes[:, list(FUNCTIONS).index(problem.function)]
-        color = _COLORS[problem.fit]
-        _draw_band(value_axis, np.array([[i.value for i in c] for c in runs]), problem.fit, color)
-        _draw_band(stddev_axis, np.array([[i.stddev for i in c] for c in runs]), problem.fit, color)
+        style = _COLORS[problem.fit], "-" if problem.batches_per_iteration == 1 else ":"
+        label = f"{problem.fit}, {_DATA[problem.batches_per_iteration == 1]}"
+        _draw_band(value_axis, np.array([[i.value for i in c] for c in runs]), label, *style)
+        _draw_band(stddev_axis, np.array([[i.stddev for i in c] for c in runs]), label, *style)
         value_axis.set(title=f"{problem.function}, 10-D: mean value over states", yscale="symlog")
-        stddev_axis.set(title="policy standard deviation", xlabel="iteration")
+        stddev_axis.set(title="policy standard deviation", xlabel="iteration", ylim=(0, None))
     for axis in axes.flat:
         axis.grid(alpha=0.3)
-        axis.legend()
+    axes[0, 0].legend()
     return figure, _rows(curves)
+
+
+def premature_convergence_figure(
+    seeds: int, iterations: int | None, report: Report
+) -> tuple[Figure, pd.DataFrame]:
+    """Draw a map of when the coupled fit converges prematurely on the 10-dimensional sphere."""
+    start = Problem("sphere", 10, "coupled", 0.1, iterations=100)
+    schedules = ((20, 20), (20, 4), (20, 1), (100, 1))
+    problems = [
+        replace(
+            problem,
+            steps_per_iteration=steps,
+            batches_per_iteration=batches,
+            num_actions=num_actions,
+        )
+        for steps, batches in schedules
+        for num_actions in _NUMBERS_OF_ACTIONS
+        for problem in (
+            replace(start, fit="decoupled"),
+            *(replace(start, epsilon_pi=epsilon) for epsilon in _EPSILONS_PI),
+        )
+    ]
+    curves = _run_all(problems, seeds, iterations, report)
+    figure = Figure(figsize=(15, 7), layout="constrained")
+    axes = figure.subplots(2, len(schedules), sharex=True, sharey="row")
+    for column, (steps, batches) in zip(axes.T, schedules):
+        here = {
+            problem: runs
+            for problem, runs in curves.items()
+            if (problem.steps_per_iteration, problem.batches_per_iteration) == (steps, batches)
+        }
+        for color, num_actions in zip(("C0", "C1"), _NUMBERS_OF_ACTIONS):
+            ends = {
+                (problem.fit, problem.epsilon_pi): np.array(
+                    [(-c[-1].value, c[-1].stddev / c[0].stddev) for c in runs]
+                )
+                for problem, runs in here.items()
+                if problem.num_actions == num_actions
+            }
+            coupled = np.array([ends["coupled", epsilon] for epsilon in _EPSILONS_PI])
+            decoupled = ends["decoupled", start.epsilon_pi].mean(axis=0)
+            for number, axis in enumerate(column):
+                axis.plot(_EPSILONS_PI, coupled[..., number], ".", color=color, markersize=4)
+                axis.plot(
+                    _EPSILONS_PI,
+                    coupled[..., number].mean(axis=1),
+                    color=color,
+                    label=f"coupled, {num_actions} actions",
+                )
+                axis.axhline(
+                    decoupled[number],
+                    color=color,
+                    linestyle="--",
+                    label=f"decoupled, {num_actions} actions",
+                )
+        batch = "batch" if batches == 1 else "batches"
+        column[0].set(title=f"{steps} steps on {batches} {batch}", xscale="log", yscale="log")
+        column[1].set(xlabel="epsilon_pi of the coupled fit", yscale="log")
+    axes[0, 0].set_ylabel("regret at the end")
+    axes[1, 0].set_ylabel("stddev at the end / at the start")
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+    axes[0, 0].legend(fontsize="small")
+    start_regret = -np.mean([curve[0].value for runs in curves.values() for curve in runs])
+    length = iterations or start.iterations
+    figure.suptitle(
+        f"10-D sphere: after {length} iterations of a copy and so many steps on batches of 100 "
+        f"states, from a regret of {start_regret:.3g}"
+    )
+    return figure, _rows(curves, every=10)

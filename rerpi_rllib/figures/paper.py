@@ -11,7 +11,11 @@ from matplotlib.figure import Figure
 
 from rerpi_rllib.analysis import plots
 from rerpi_rllib.analysis.summary import summarise
-from rerpi_rllib.figures.improvement_plots import landscape_figure, standard_functions_figure
+from rerpi_rllib.figures.improvement_plots import (
+    landscape_figure,
+    premature_convergence_figure,
+    standard_functions_figure,
+)
 from rerpi_rllib.runs.errors import RunFailed
 from rerpi_rllib.sweeps.running import run_sweep, sweep_directory
 from rerpi_rllib.sweeps.sweep import Sweep, load
@@ -104,6 +108,7 @@ FIGURES: dict[
 ] = {
     "landscape": landscape_figure,
     "standard-functions": standard_functions_figure,
+    "premature-convergence": premature_convergence_figure,
     "ablations": ("no_kl_bound", "epsilon_mu", "epsilon_sigma"),
     "control-suite": ("baselines",),
     "weighting": ("weighting",),
