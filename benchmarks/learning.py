@@ -183,7 +183,7 @@ def run_one(method: str, task: str, seed: int, results: Path) -> None:
 
 
 def _own(directory: Path, arguments: list[str], env: str, seed: int, steps: int) -> None:
-    command = [Path(sys.executable).with_name("rllib"), "train", "--quiet"]
+    command = [Path(sys.executable).with_name("rllib"), "train", "--no-dashboard", "--quiet"]
     if any(directory.glob("part-*/checkpoint_*")):
         command += ["--resume", directory]
     else:

@@ -472,6 +472,7 @@ class Chaos:
     def _start(self, learners: int) -> None:
         self._number += 1
         command = [sys.executable, "-c", TRAIN, "train", "--quiet", "--num-learners", str(learners)]
+        command += ["--no-dashboard"]
         if self.auditor.last is None:
             command += ["--algo", "RERPI", "--env", ENV, "--preset", "compact", "--name", "run"]
             command += ["--config", json.dumps(ASYNCHRONOUS), "--seed", str(self._seed)]
@@ -875,7 +876,7 @@ def train_undisturbed(directory: Path, steps: int, seeds: Iterable[int]) -> list
     for seed in seeds:
         command = [sys.executable, "-c", TRAIN, "train", "--quiet", "--algo", "RERPI", "--env", ENV]
         command += ["--preset", "compact", "--config", json.dumps(ASYNCHRONOUS), "--seed", str(seed)]
-        command += ["--stop", json.dumps({"env_steps": steps})]
+        command += ["--stop", json.dumps({"env_steps": steps}), "--no-dashboard"]
         command += ["--storage-path", str(directory), "--name", f"reference-{seed}"]
         with open(directory / f"reference-{seed}.txt", "wb") as file:
             process = subprocess.Popen(

@@ -176,6 +176,7 @@ def first_update() -> float:
         command = [Path(sys.executable).with_name("rllib"), "train", "--quiet", "--algo", "RERPI"]
         command += ["--preset", "compact", "--env", ENV, "--storage-path", storage, "--name", "run"]
         command += ["--stop", json.dumps({"updates": 1}), "--num-env-runners", "0"]
+        command += ["--no-dashboard"]
         command += ["--set", "min_sample_timesteps_per_iteration=1"]
         # Otherwise all updates due for the first 1,000 steps would be included in the time.
         command += ["--set", "num_steps_sampled_before_learning_starts=50"]
@@ -242,7 +243,8 @@ def main() -> None:
             f"sac_update_{batch}", 1e3 * ours, 1e3 * peer, "ms", peer / ours, setting,
             f"RLlib's SAC, defaults, critics of {size} parameters, {threads['rllib']} torch threads",
         )  # fmt: skip
-    bare = [sys.executable, "-c", "import ray, ray.rllib, torch; ray.init(log_to_driver=False)"]
+    start = "ray.init(include_dashboard=False, log_to_driver=False)"
+    bare = [sys.executable, "-c", f"import ray, ray.rllib, torch; {start}"]
     peer = statistics.median(
         common.seconds(
             lambda: subprocess.run(bare, check=True, stderr=subprocess.DEVNULL, env=_without_jax())

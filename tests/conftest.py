@@ -9,6 +9,8 @@ os.environ.setdefault("MUJOCO_GL", "disabled")
 # With small tensors, more threads only wait for each other, above all on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# The dashboard has a test of its own, and takes its time to start.
+os.environ.setdefault("RLLIB_DASHBOARD", "0")
 # Ray's workers must be able to import the environments that tests define.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]

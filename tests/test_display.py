@@ -19,6 +19,11 @@ CONSTRAINTS = (
 )
 
 
+@pytest.fixture(autouse=True)
+def outside_of_continuous_integration(monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+
+
 def _result(step, learning=True, value=float("nan")):
     learners = {name: 0.5 for name in METRICS} | {"nested": {"more": 1.0}}
     return {
@@ -86,6 +91,11 @@ def test_faults_are_shown_if_there_were_any(monkeypatch, terminal):
     display.close()
     assert "bad episodes 3, undone updates 1,050" in output.getvalue()
     assert "learner restarts" not in output.getvalue()
+
+
+def test_continuous_integration_gets_lines(monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    assert "kl_mu" in _watch(monkeypatch, force_terminal=True, width=160)
 
 
 def test_quiet_is_quiet():

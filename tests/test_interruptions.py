@@ -175,7 +175,7 @@ def _fail(monkeypatch, results):
     """Let the parts of a run fail, each with a result and a checkpoint or without; return them."""
     parts = []
 
-    def train_part(run, part, stop, signals, quiet):
+    def train_part(run, part, stop, signals, watching, report):
         part.failure, part.has_result = "OSError: on fire", results[len(parts)]
         parts.append(part)
         if part.has_result:
@@ -223,12 +223,12 @@ def test_a_resumed_run_that_does_not_begin_keeps_its_settings(planned, monkeypat
         raise TuneError("Traceback (most recent call last):\nOSError: on fire")
 
     monkeypatch.setattr(training.tune, "run", run)
-    monkeypatch.setattr(training, "running_ray", lambda config: nullcontext())
+    monkeypatch.setattr(training, "running_ray", lambda config, dashboard: nullcontext())
     monkeypatch.setattr(training, "load_algorithms", lambda: None)
     monkeypatch.setattr(training, "read_manifest", lambda path: {"env_steps": 1})
     before = (planned.directory / "run.json").read_text()
     with pytest.raises(RunFailed, match="on fire"):
-        training.train(planned, quiet=True, report=lambda text: None)
+        training.train(planned, report=lambda text: None)
     assert (planned.directory / "run.json").read_text() == before
     training._Recorder(planned, training._Part(planned.directory, None)).on_trial_result()
     assert RunSettings.from_file(planned.directory / "run.json").stop == {"env_steps": 2}
@@ -239,7 +239,7 @@ def test_the_reason_of_a_failure_is_read_while_ray_runs(planned, monkeypatch):
     running = []
 
     @contextmanager
-    def running_ray(config):
+    def running_ray(config, dashboard):
         running.append(True)
         yield
         running.clear()
@@ -259,7 +259,7 @@ def test_the_reason_of_a_failure_is_read_while_ray_runs(planned, monkeypatch):
     monkeypatch.setattr(training, "load_algorithms", lambda: None)
     monkeypatch.setattr(training, "read_manifest", lambda path: {"env_steps": 1})
     with pytest.raises(RunFailed, match="No space left"):
-        training.train(planned, quiet=True, report=lambda text: None)
+        training.train(planned, report=lambda text: None)
 
 
 def test_signals_come_back_to_what_they_were(capfd):

@@ -16,7 +16,7 @@ from ray.rllib.utils.annotations import override
 from rerpi_rllib import envs
 from rerpi_rllib.algorithm import checks
 from rerpi_rllib.algorithm.effects import dependent_settings, settings_without_effect
-from rerpi_rllib.algorithm.env_runner import RERPIEnvRunner
+from rerpi_rllib.algorithm.env_runner import RERPIEnvRunner, RERPIRolloutWorker
 from rerpi_rllib.algorithm.learner import RERPITorchLearner
 from rerpi_rllib.algorithm.networks import (
     PAPER_CRITIC_LAYERS,
@@ -586,7 +586,7 @@ class RERPIConfig(AlgorithmConfig):
                     "a number."
                 )
         if self.env_runner_cls is RERPIEnvRunner:
-            self.env_runner_cls = None
+            self.env_runner_cls = RERPIRolloutWorker
         # The old stack has another name for it; a value given under that name counts.
         self.num_gpus = self.num_gpus_per_learner = self.num_gpus or self.num_gpus_per_learner
         if self.num_gpus > 1:
@@ -612,6 +612,11 @@ class RERPIConfig(AlgorithmConfig):
     def constraints(self) -> tuple[Constraint, ...]:
         """The KLs that these settings bound, for everything that shows them."""
         return LearningSettings.from_mapping(vars(self)).constraints()
+
+    def actor_name(self, role: str, number: int | None = None) -> str:
+        """Return what Ray's dashboard and logs call an actor: "RERPI env runner 1"."""
+        words = [self.algo_class.__name__, role, *([] if number is None else [str(number)])]
+        return " ".join(words)
 
     @property
     def steps_per_row(self) -> int:

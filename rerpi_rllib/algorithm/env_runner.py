@@ -24,9 +24,10 @@ import torch
 from gymnasium.wrappers.vector import DictInfoToList
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.columns import Columns
-from ray.rllib.env.env_runner import NUM_ENV_STEP_FAILURES_LIFETIME
+from ray.rllib.env.env_runner import NUM_ENV_STEP_FAILURES_LIFETIME, EnvRunner
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.evaluation.rollout_worker import RolloutWorker
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.debug import update_global_seed_if_necessary
 from torch import Tensor
@@ -133,11 +134,28 @@ class _Earlier:
         return self.seconds
 
 
+def _actor_name(runner: EnvRunner) -> str:
+    role = "evaluation runner" if runner.config.in_evaluation else "env runner"
+    name: str = runner.config.actor_name(role, runner.worker_index)
+    return name
+
+
+class RERPIRolloutWorker(RolloutWorker):
+    """The old API stack's counterpart of an EnvRunner, with a name of ours."""
+
+    def __repr__(self) -> str:
+        return _actor_name(self)
+
+
 class RERPIEnvRunner(SingleAgentEnvRunner):
     """RLlib's runner of one agent's environments, with a lean loop where nothing forbids it."""
 
     _num_seeded_resets = 0
     _is_sampling = False
+
+    def __repr__(self) -> str:
+        """Return the name of the actor; Ray asks for it."""
+        return _actor_name(self)
 
     @override(SingleAgentEnvRunner)
     def make_env(self) -> None:

@@ -31,6 +31,10 @@ class RERPITorchLearner(TorchLearner):
     learners, gradient clipping, a learner or module of their own), it leaves them to RLlib.
     """
 
+    def __repr__(self) -> str:
+        """Return the name of the actor; Ray asks for it."""
+        return str(self.config.actor_name("learner"))
+
     @override(TorchLearner)
     def build(self) -> None:
         self._threads = set_up_learning(self.config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 import traceback
@@ -39,6 +40,7 @@ from ray.rllib.utils.metrics import (
 from ray.rllib.utils.metrics.learner_info import LEARNER_STATS_KEY
 
 from rerpi_rllib.algorithm.config import RERPIConfig
+from rerpi_rllib.algorithm.exporter import NUM_UPDATES_LIFETIME, MetricsExporter
 from rerpi_rllib.algorithm.faults import (
     FAULTS,
     NUM_BAD_EPISODES,
@@ -57,8 +59,6 @@ from rerpi_rllib.core.threads import one_torch_thread_each
 from rerpi_rllib.core.updates import NonFiniteUpdates
 
 logger = logging.getLogger(__name__)
-
-NUM_UPDATES_LIFETIME = "num_updates_lifetime"
 
 _MAX_UPDATES_PER_CALL = 50
 _MAX_ROWS_PER_CALL = 2**18
@@ -91,6 +91,12 @@ class RERPI(SavedAlgorithm):
     Abdolmaleki et al., 2018: policy evaluation by TD learning, weights over sampled actions from
     the Q-function, and a policy fitted to them with separate bounds for mean and covariance.
     """
+
+    def __init__(self, config: Any = None, *args: Any, **kwargs: Any) -> None:
+        if not ray.is_initialized() and "RAY_ADDRESS" not in os.environ:
+            # RLlib would start Ray with its dashboard, which nobody has asked for here.
+            ray.init(include_dashboard=False)
+        super().__init__(config, *args, **kwargs)
 
     @classmethod
     @override(Algorithm)
@@ -129,12 +135,23 @@ class RERPI(SavedAlgorithm):
         for name in FAULTS:
             self._count(name, 0)
         self._old_stack_results: dict[str, Any] = {}
+        self._exporter = MetricsExporter(self.config, self.trial_name)
         if self.config.uses_old_api_stack:
             set_up_learning(self.config)
         # The learner works in a thread of its own, so that samples keep coming in meanwhile.
         self._learner_thread = one_torch_thread_each(1)
         if self.config.num_gpus_per_learner == 0:
             logger.warning("No GPU for the learner: it runs on the CPU.")
+
+    def __repr__(self) -> str:
+        """Return the name of the actor; Ray asks for it."""
+        is_learner = self.learner_group is None or self.learner_group.is_local
+        return str(self.config.actor_name("learner" if is_learner else "algorithm"))
+
+    @override(Algorithm)
+    def log_result(self, result: dict[str, Any]) -> None:
+        super().log_result(result)
+        self._exporter.export(result, len(self.replay))
 
     @override(Algorithm)
     def training_step(self) -> dict[str, Any] | None:

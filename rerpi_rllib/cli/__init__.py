@@ -25,6 +25,7 @@ from rerpi_rllib.runs.errors import (
     describe_os_error,
     os_errors_fail_the_run,
 )
+from rerpi_rllib.runs.files import short_path
 
 # The base of all of typer's errors: click's class, or the one of the copy in newer versions of typer.
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
@@ -33,6 +34,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Train, evaluate and compare RERPI and its relatives with Ray RLlib.",
+)
+
+
+_DASHBOARD = typer.Option(
+    envvar="RLLIB_DASHBOARD",
+    show_envvar=False,
+    help="Start Ray's dashboard on this machine, unless Ray runs already.",
 )
 
 
@@ -105,6 +113,7 @@ def train(
     max_failures: Annotated[
         int, typer.Option(min=0, max=1000, help="How often a run that fails is tried again.")
     ] = 3,
+    dashboard: Annotated[bool, _DASHBOARD] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
 ) -> None:
     """Train an algorithm, with settings from options or from a file (options win)."""
@@ -116,6 +125,7 @@ def train(
     from rerpi_rllib.runs.planning import Options, plan_run
     from rerpi_rllib.runs.training import resume_command, summary
     from rerpi_rllib.runs.training import train as run_training
+    from rerpi_rllib.runs.watching import Watching
 
     if words and (words[0] != "file" or len(words) != 2):
         raise ValueError(f"'rllib train {' '.join(words)}': it must be 'rllib train file FILE'.")
@@ -147,19 +157,26 @@ def train(
     )
     if not quiet and (hint := no_gpu_hint(run.config, run.settings.preset)):
         typer.echo(hint)
-    outcome = run_training(run, quiet=quiet, max_failures=max_failures, report=typer.echo)
+    outcome = run_training(
+        run,
+        watching=Watching(quiet=quiet, dashboard=dashboard),
+        max_failures=max_failures,
+        report=typer.echo,
+    )
     typer.echo(summary(outcome))
-    typer.echo(f"checkpoint  {_relative(outcome.checkpoint)}")
+    typer.echo(f"checkpoint  {short_path(outcome.checkpoint)}")
     if outcome.ended_by not in (None, signal.SIGINT):
         # Whoever sent it waits for the end, and does not take the run for a finished one.
-        typer.echo(f"next        {resume_command(_relative(outcome.directory))}")
+        typer.echo(f"next        {resume_command(short_path(outcome.directory))}")
         raise typer.Exit(128 + outcome.ended_by)
     # matplotlib and SciPy's statistics take a second to import: training does not wait for them.
     from rerpi_rllib.analysis.plots import plot_runs
 
     with os_errors_fail_the_run():
-        typer.echo(f"plot        {_relative(plot_runs([outcome.directory]))}")
-    typer.echo(f"next        {shlex.join(['rllib', 'evaluate', str(_relative(outcome.checkpoint))])}")
+        typer.echo(f"plot        {short_path(plot_runs([outcome.directory]))}")
+    typer.echo(
+        f"next        {shlex.join(['rllib', 'evaluate', str(short_path(outcome.checkpoint))])}"
+    )
 
 
 @app.command()
@@ -214,7 +231,7 @@ def plot(
     prepare_process()
     from rerpi_rllib.analysis.plots import plot_runs
 
-    typer.echo(str(_relative(plot_runs(directories, output))))
+    typer.echo(str(short_path(plot_runs(directories, output))))
 
 
 @app.command()
@@ -244,6 +261,7 @@ def sweep(
     directory_name: Annotated[
         Optional[str], typer.Option("--name", help="The sweep's directory there.")
     ] = None,
+    dashboard: Annotated[bool, _DASHBOARD] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
 ) -> None:
     """Run a sweep with Ray Tune, or what is left of it, and end with a figure and a table."""
@@ -281,15 +299,17 @@ def sweep(
             num_samples=num_samples,
             command=shlex.join(["rllib", *sys.argv[1:]]),
             quiet=quiet,
+            dashboard=dashboard,
+            report=typer.echo,
         )
     except (KeyboardInterrupt, EndedBySignal):
-        typer.echo(f"Stopped. The same command goes on with what is left of {_relative(directory)}.")
+        typer.echo(f"Stopped. The same command goes on with what is left of {short_path(directory)}.")
         raise
     if len(failed) < num_trials(planned, search, num_samples):
         summary, drawing = summarise(directory)
         typer.echo(summary.markdown)
-        typer.echo(f"figure      {_relative(drawing)}")
-        typer.echo(f"next        {shlex.join(['rllib', 'report', str(_relative(directory))])}")
+        typer.echo(f"figure      {short_path(drawing)}")
+        typer.echo(f"next        {shlex.join(['rllib', 'report', str(short_path(directory))])}")
     for trial, reason in failed.items():
         typer.echo(f"failed      {trial}: {reason}")
     check_failures(failed, directory)
@@ -308,7 +328,7 @@ def report(
     prepare_process()
     from rerpi_rllib.analysis.report import write_report
 
-    typer.echo(str(_relative(write_report(directory, output))))
+    typer.echo(str(short_path(write_report(directory, output))))
 
 
 @app.command()
@@ -339,7 +359,25 @@ def figure(
         storage_path=storage_path,
         report=typer.echo,
     )
-    typer.echo(str(_relative(path)))
+    typer.echo(str(short_path(path)))
+
+
+@app.command()
+def dashboard(
+    prometheus: Annotated[
+        bool,
+        typer.Option(
+            "--prometheus", help="Run Prometheus, and Grafana if there is one, until Ctrl-C."
+        ),
+    ] = False,
+) -> None:
+    """Say where running trainings can be watched, and run what keeps their metrics."""
+    from rerpi_rllib.runs.dashboard import describe, serve
+
+    if prometheus:
+        serve(typer.echo)
+    for line in describe():
+        typer.echo(line)
 
 
 @app.command("list")
@@ -371,12 +409,6 @@ def list_(
             typer.echo(f"{kind}:")
         for line in kinds[kind]():
             typer.echo(line if what else f"  {line}")
-
-
-def _relative(path: Path) -> Path:
-    """Return the path relative to the current directory if it is below it."""
-    path, here = path.resolve(), Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +28,12 @@ from rerpi_rllib.runs.results import (
 )
 
 _BARS = "▁▂▃▄▅▆▇█"
-_SECONDS_BETWEEN_LINES = 30.0
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+def is_live(console: Console) -> bool:
+    """Tell whether somebody watches, and not a file or the log of continuous integration."""
+    return console.is_terminal and not os.environ.get("CI")
 
 
 def format_duration(seconds: float) -> str:
@@ -52,7 +58,7 @@ def _kl_and_bound(constraint: Constraint, metrics: Mapping[str, float]) -> str:
 
 
 class TrainingDisplay(Callback):
-    """A live table on a terminal, a line every half minute elsewhere, nothing if ``quiet``.
+    """A live table on a terminal, a line every few seconds elsewhere, nothing if ``quiet``.
 
     Args:
         title: what is trained.
@@ -80,7 +86,7 @@ class TrainingDisplay(Callback):
     def setup(self, *args: Any, **kwargs: Any) -> None:
         if self._quiet:
             return
-        if self._console.is_terminal:
+        if is_live(self._console):
             self._live = Live(Text(f"{self._title}: starting ..."), console=self._console)
             self._live.start()
         else:

@@ -20,6 +20,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _HOME = _PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent
 CONFIGS = _HOME / "configs"
 SWEEPS = _HOME / "tune_sweeps"
+GRAFANA = _HOME / "deploy" / "grafana"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -41,6 +42,12 @@ def find_file(name: str, directory: Path) -> Path:
         f"There is no file {name!r} and no {directory.name}/{name}.yaml.{did_you_mean(name, known)} "
         f"Allowed: {', '.join(known)}."
     )
+
+
+def short_path(path: Path) -> Path:
+    """Return the path relative to the current directory if it is below it."""
+    path, here = path.resolve(), Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def named_directory(storage_path: Path, name: str) -> Path:

@@ -164,15 +164,23 @@ def machine_memory() -> int:
 
 
 @contextmanager
-def running_ray(config: RERPIConfig) -> Iterator[None]:
-    """Start a Ray that is large enough for a run, and stop it; one that runs already is kept."""
+def running_ray(config: RERPIConfig, dashboard: bool = False) -> Iterator[str | None]:
+    """Start a Ray that is large enough for a run, and stop it; one that runs already is kept.
+
+    Args:
+        config: the configuration of the run.
+        dashboard: whether to start Ray's dashboard too, which takes a second and 150 MB. A run goes
+            on if it does not start.
+
+    Yields:
+        The address of the dashboard of a Ray that was started or connected to here, if it has one.
+    """
     was_initialized = ray.is_initialized()
     _set_environment()
     try:
-        if not was_initialized:
-            _start_ray(config)
+        address = None if was_initialized else _start_ray(config, dashboard)
         _check_resources(config)
-        yield
+        yield address
     finally:
         if not was_initialized:
             ray.shutdown()
@@ -188,8 +196,12 @@ def _set_environment() -> None:
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 
 
-def _start_ray(config: RERPIConfig) -> None:
-    """Connect to the cluster that RAY_ADDRESS names, or start Ray on this machine."""
+def _start_ray(config: RERPIConfig, dashboard: bool) -> str | None:
+    """Connect to the cluster that RAY_ADDRESS names, or start Ray on this machine.
+
+    Returns:
+        The address of its dashboard, if there is one.
+    """
     options: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
     if "RAY_ADDRESS" not in os.environ:
         # With fewer cores than processes they share: a run must not wait for ever for a CPU.
@@ -197,13 +209,20 @@ def _start_ray(config: RERPIConfig) -> None:
         cpus = (
             config.num_cpus_for_main_process - 1 + processes * max(1, config.num_cpus_per_env_runner)
         )
-        options |= {"address": "local", "num_cpus": max(os.cpu_count() or 1, int(cpus) + 1)}
+        options |= {
+            "address": "local",
+            "num_cpus": max(os.cpu_count() or 1, int(cpus) + 1),
+            # With True, Ray would refuse to start without it. It takes the next free port.
+            "include_dashboard": None if dashboard else False,
+            "dashboard_host": "127.0.0.1",
+        }
     try:
         with processes_survive_signals():
-            ray.init(**options)
+            url = ray.init(**options).dashboard_url
     except SystemExit as error:
         # While it starts, Ray ends the process with the number of the signal.
         raise EndedBySignal(int(error.code or signal.SIGTERM)) from None
+    return f"http://{url}" if url else None
 
 
 def _check_resources(config: RERPIConfig) -> None:

@@ -14,8 +14,8 @@ from ray.rllib.utils.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
 )
 
+from rerpi_rllib.algorithm.exporter import NUM_UPDATES_LIFETIME
 from rerpi_rllib.algorithm.faults import FAULTS
-from rerpi_rllib.algorithm.rerpi import NUM_UPDATES_LIFETIME
 
 Result = Mapping[str, Any]
 

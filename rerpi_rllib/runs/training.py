@@ -23,6 +23,7 @@ from rerpi_rllib import load_algorithms
 from rerpi_rllib.algorithm.checkpoint import flush, read_manifest
 from rerpi_rllib.algorithm.saving import SHARED_REPLAY_DIRECTORY
 from rerpi_rllib.runs.checkpoints import newest_checkpoint, prune
+from rerpi_rllib.runs.dashboard import where_to_watch
 from rerpi_rllib.runs.display import TrainingDisplay
 from rerpi_rllib.runs.errors import RunFailed, os_errors_fail_the_run
 from rerpi_rllib.runs.machine import running_ray
@@ -30,12 +31,14 @@ from rerpi_rllib.runs.ownership import owned
 from rerpi_rllib.runs.planning import PlannedRun, refuse_used
 from rerpi_rllib.runs.results import STOP_KEYS
 from rerpi_rllib.runs.signals import EndSignals
+from rerpi_rllib.runs.watching import Watching
 
 _SECONDS_TO_FIRST_CHECKPOINT = 20.0
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
 _SHARE_OF_TIME_FOR_CHECKPOINTS = 0.02
 _CHECKPOINTS_KEPT = 2
 MAX_FAILURES = 3
+_BY_DEFAULT = Watching()
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ class _Part:
 def train(
     run: PlannedRun,
     *,
-    quiet: bool = False,
+    watching: Watching = _BY_DEFAULT,
     max_failures: int = MAX_FAILURES,
     report: Callable[[str], None] = print,
 ) -> Outcome:
@@ -157,10 +160,10 @@ def train(
 
     Args:
         run: what to train; a resumed run goes on in the directory it had.
-        quiet: whether to leave out the progress display.
+        watching: what to show, and where else.
         max_failures: how often a failed run is tried again; it is given up before that if it fails
             twice in a row without a result.
-        report: called with what the user should know about failures.
+        report: called with what the user should know: where to watch the run, and failures.
     """
     stop = StopRules(run.settings.stop)
     signals = EndSignals(
@@ -176,7 +179,7 @@ def train(
             # Until the first part has begun, nothing has been run that could have failed.
             with os_errors_fail_the_run() if parts else nullcontext():
                 parts.append(last)
-                _train_part(run, last, stop, signals, quiet)
+                _train_part(run, last, stop, signals, watching, report)
             if last.failure is None:
                 break
             start = _next_start(run, parts)
@@ -236,16 +239,24 @@ def resume_command(directory: Path) -> str:
 
 
 def _train_part(
-    run: PlannedRun, part: _Part, stop: StopRules, signals: EndSignals, quiet: bool
+    run: PlannedRun,
+    part: _Part,
+    stop: StopRules,
+    signals: EndSignals,
+    watching: Watching,
+    report: Callable[[str], None],
 ) -> None:
     """Train from the part's start until a stopping rule is met or an error ends it."""
     settings, config, directory = run.settings, run.config, run.directory
     display = TrainingDisplay(
-        f"{settings.algo} on {settings.env}", settings.stop, config.constraints, quiet
+        f"{settings.algo} on {settings.env}", settings.stop, config.constraints, watching.quiet
     )
     try:
-        with running_ray(config):
+        with running_ray(config, watching.dashboard) as address:
             signals.install()
+            if not watching.quiet:
+                for line in where_to_watch(directory, address, wanted=watching.dashboard):
+                    report(line)
             load_algorithms()  # A Ray that was started anew does not know them.
             if run.checkpoint is None:
                 settings.save(directory)
@@ -268,6 +279,7 @@ def _train_part(
                     checkpoint_config=CheckpointConfig(
                         checkpoint_at_end=True, num_to_keep=_CHECKPOINTS_KEPT
                     ),
+                    trial_name_creator=lambda trial: directory.name,
                     trial_dirname_creator=lambda trial: part.directory.name,
                     restore=str(part.start) if part.start else None,
                     log_to_file=True,

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rerpi_rllib.runs.display import format_duration
+from rerpi_rllib.runs.display import format_duration, is_live
 from rerpi_rllib.runs.results import Result, env_steps, episode_return, fraction_done
 
 
@@ -40,7 +40,7 @@ class SweepDisplay(Callback):
     def setup(self, *args: Any, **kwargs: Any) -> None:
         if self._quiet:
             return
-        if self._console.is_terminal:
+        if is_live(self._console):
             self._live = Live(Text(f"{self._name}: starting ..."), console=self._console)
             self._live.start()
         else:

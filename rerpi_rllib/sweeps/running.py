@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 from ray.tune import Callback, CheckpointConfig, TuneError
 from ray.tune.experiment import Trial
 
+from rerpi_rllib.runs.dashboard import where_to_watch
 from rerpi_rllib.runs.errors import EndedBySignal, RunFailed, os_errors_fail_the_run
 from rerpi_rllib.runs.files import named_directory, read_yaml, write_json
 from rerpi_rllib.runs.machine import running_ray
@@ -77,6 +78,8 @@ def run_sweep(
     num_samples: int = 20,
     command: str = "",
     quiet: bool = False,
+    dashboard: bool = False,
+    report: Callable[[str], None] = print,
 ) -> dict[str, str]:
     """Run the trials that have not been run yet, as many at once as there are CPUs and GPUs for.
 
@@ -88,6 +91,9 @@ def run_sweep(
         search: "optuna" draws settings between the grid's values instead of trying them all.
         num_samples: the number of trials of a search.
         command: what the user typed, for the report.
+        quiet: whether to leave out the progress display.
+        dashboard: whether to start Ray's dashboard, if Ray does not run yet.
+        report: called with where to watch the sweep, unless ``quiet``.
 
     Returns:
         The errors of the trials that failed in spite of several attempts, by the trials' names.
@@ -105,6 +111,7 @@ def run_sweep(
     trials = list(by_name.values())
     if (scheduler or search) and len({settings.env for settings in trials}) > 1:
         raise ValueError("--scheduler and --search compare returns: they need one task (--env).")
+    name_trial = partial(_directory_name, list(sweep.grid), bool(scheduler or search))
     tune_options = {
         "scheduler": make_scheduler(scheduler, sweep, trials[0].stop),
         "search_alg": make_searcher(search),
@@ -125,8 +132,11 @@ def run_sweep(
         display = SweepDisplay(directory.name, total, trials[0].stop, quiet)
         try:
             resume = _claim_directory(directory, description, tuning, command)
-            with running_ray(config), os_errors_fail_the_run():
+            with running_ray(config, dashboard) as address, os_errors_fail_the_run():
                 signals.install()
+                if not quiet:
+                    for line in where_to_watch(directory, address, wanted=dashboard):
+                        report(line)
                 analysis = tune.run(
                     SweepTrial,
                     name=directory.name,
@@ -147,9 +157,8 @@ def run_sweep(
                     checkpoint_config=CheckpointConfig(
                         checkpoint_at_end=True, num_to_keep=checkpoints_kept
                     ),
-                    trial_dirname_creator=partial(
-                        _directory_name, list(sweep.grid), bool(scheduler or search)
-                    ),
+                    trial_name_creator=name_trial,
+                    trial_dirname_creator=name_trial,
                     max_failures=_MAX_FAILURES,
                     raise_on_failed_trial=False,
                     resume="AUTO+ERRORED" if resume else None,
@@ -260,7 +269,7 @@ def _up_to_date(directory: Path, text: str, metadata: str) -> list[str]:
 
 
 def _directory_name(grid: Sequence[str], add_id: bool, trial: Trial) -> str:
-    """Name the directory of a trial as Tune asks for it."""
+    """Name a trial and its directory as Tune asks for it."""
     name = trial_name(RunSettings(**trial.config["settings"]), grid)
     # A search may draw the same values twice, and PBT changes them.
     return f"{name}_{trial.trial_id}" if add_id else name
