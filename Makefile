@@ -5,7 +5,7 @@ PYTHON_VERSIONS := 3.11 3.12
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test lint bench soak resolve setup clean
+.PHONY: train test lint docs bench soak resolve setup clean
 
 train: setup
 	$(BIN)/rllib train file configs/quickstart.yaml
@@ -17,6 +17,11 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation site in site/; broken links and references are errors. Nothing is downloaded.
+docs: setup
+	$(BIN)/python docs/scripts/settings.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: setup
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[benchmark]'
@@ -48,7 +53,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 		$(PYTHON_VERSIONS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,docs]'
 	touch $@
 
 clean:

@@ -111,7 +111,9 @@ def test_every_import_of_the_package_is_a_dependency():
     assert not undeclared("rerpi_rllib", "search")
 
 
-@pytest.mark.parametrize("directory, extra", [("tests", "test"), ("benchmarks", "benchmark")])
+@pytest.mark.parametrize(
+    "directory, extra", [("tests", "test"), ("benchmarks", "benchmark"), ("docs/scripts", "docs")]
+)
 def test_every_other_import_is_in_an_extra(directory, extra):
     assert not undeclared(directory, extra)
 
