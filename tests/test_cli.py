@@ -140,6 +140,61 @@ def test_a_machine_that_cannot_be_written_to(broken, words, tmp_path):
     assert all(word in line for word in words), line
 
 
+def test_export_inspect_and_enjoy(run, tmp_path, monkeypatch, capsys):
+    directory, _ = run
+
+    def rllib(*arguments):  # In this process, which is quicker.
+        monkeypatch.setattr(sys, "argv", ["rllib", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    found = json.loads(rllib("inspect", directory, "--json"))
+    counters = {"algo": "RERPI", "env": "Pendulum-v1", "env_steps": 1000, "updates": 500}
+    assert counters | {"replay_size": 1000} == {k: found[k] for k in [*counters, "replay_size"]}
+    assert found["settings"] == {**SMALL, "epsilon_mu": 1e-3, "seed": 1, "num_env_runners": 0}
+    assert found["versions"]["ray"] and found["is_own"]
+    assert found["networks"]["policy"]["matrices"]["body.0"] == [3, 16]
+    assert found["metrics"]["kl_mu"] > 0.0 and found["files"]["networks.safetensors"] > 1000
+    text = rllib("inspect", directory)
+    assert "env steps 1,000" in text and "epsilon_mu" in text and "kl_mu" in text
+
+    policy = tmp_path / "policy"
+    assert "rllib enjoy" in rllib("export", directory, policy, "--episodes", 2)
+    assert {p.name for p in policy.iterdir()} == {
+        *("policy.safetensors", "policy.json", "README.md", "curve.png")
+    }
+    card = (policy / "README.md").read_text()
+    assert "rllib train --algo RERPI --env Pendulum-v1" in card and "curve.png" in card
+    played = json.loads(rllib("enjoy", policy, "--episodes", 2, "--json"))
+    assert (
+        played["returns"] == json.loads((policy / "policy.json").read_text())["evaluation"]["returns"]
+    )
+    again = json.loads(rllib("evaluate", directory, "--episodes", 2, "--json"))
+    assert played["returns"] == pytest.approx(again["returns"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "arguments,words",
+    [
+        (["enjoy", "walker-wlak"], ["walker-wlak", "Did you mean 'walker-walk'?"]),
+        (["export", "missing", "x"], ["missing"]),
+        (["export", ".", "x", "--episodes", "-1"], ["--episodes -1", "from 0 to"]),
+        (["inspect", "missing"], ["missing"]),
+    ],
+    ids=str,
+)
+def test_wrong_use_of_what_reads_policies(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["rllib", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert all(word in line for word in words), line
+
+
 def test_resume_goes_on_where_the_run_stopped(run):
     directory, _ = run
     done = _rllib("train", "--resume", directory, "--stop", '{"env_steps": 2000}', "--quiet")

@@ -35,6 +35,11 @@ def test_environments_do_not_import_ray():
     _run(f"{code}; assert 'ray' not in sys.modules")
 
 
+def test_loading_a_policy_does_not_import_ray():
+    code = "import sys, rerpi_rllib; rerpi_rllib.load_policy"
+    _run(f"{code}; assert not {HEAVY} & set(sys.modules)")
+
+
 def test_the_names_of_the_package():
     code = """
 import rerpi_rllib

@@ -206,6 +206,10 @@ def evaluate(
         seed=seed,
         report=partial(typer.echo, err=True),
     )
+    _print_episodes(result, video, as_json)
+
+
+def _print_episodes(result: dict[str, Any], video: Path | None, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(result))
         return
@@ -216,6 +220,78 @@ def evaluate(
     typer.echo(f"mean {result['return_mean']:.2f}, std {result['return_std']:.2f}")
     if video:
         typer.echo(f"video {video}")
+
+
+@app.command()
+def enjoy(
+    task: Annotated[
+        str, typer.Argument(help="A task of `rllib list zoo`, or a directory of `rllib export`.")
+    ],
+    episodes: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many episodes.")] = 1,
+    video: Annotated[
+        Optional[Path], typer.Option(help="Film the first episode (.mp4 or .gif).")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seeds the episodes.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Play a policy of the zoo, or one that was exported. Example: rllib enjoy walker-walk."""
+    from rerpi_rllib.envs.rendering import choose_backend
+
+    # Nothing here needs Ray, which takes seconds to import.
+    choose_backend(pictures=video is not None)
+    from rerpi_rllib.runs.zoo import enjoy as play
+
+    _print_episodes(play(task, episodes=episodes, seed=seed, video=video), video, as_json)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run's directory.")],
+    directory: Annotated[Path, typer.Argument(help="Where to write the policy and its card.")],
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Write policy.onnx, too, and compare it with torch.")
+    ] = False,
+    episodes: Annotated[
+        int, typer.Option(help="How many episodes to play for the card; 0 for none.")
+    ] = 20,
+    video: Annotated[bool, typer.Option("--video", help="Film the first episode.")] = False,
+) -> None:
+    """Write a policy that runs without Ray. Example: rllib export runs/NAME policies/NAME --onnx."""
+    from rerpi_rllib.runs.process import prepare_process
+
+    prepare_process(pictures=video)
+    from rerpi_rllib.analysis.export import export as write
+
+    written = write(
+        checkpoint,
+        directory,
+        onnx=onnx,
+        episodes=episodes,
+        video=video,
+        report=partial(typer.echo, err=True),
+    )
+    if written["evaluation"]:
+        typer.echo(f"return      {written['evaluation']['return_mean']:.2f}")
+    for path in sorted(directory.expanduser().iterdir()):
+        typer.echo(f"{path.stat().st_size:>9,} B {short_path(path)}")
+    if written["evaluation"]:
+        typer.echo(f"next        {shlex.join(['rllib', 'enjoy', str(short_path(directory))])}")
+
+
+@app.command()
+def inspect(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run's directory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Show what a checkpoint is: settings, networks, counters, metrics, versions, files."""
+    from rerpi_rllib.runs.process import prepare_process
+
+    prepare_process()
+    from rerpi_rllib.runs.inspection import describe
+    from rerpi_rllib.runs.inspection import inspect as look
+
+    found = look(checkpoint, report=partial(typer.echo, err=True))
+    typer.echo(json.dumps(found) if as_json else "\n".join(describe(found)))
 
 
 @app.command()
@@ -383,16 +459,17 @@ def dashboard(
 @app.command("list")
 def list_(
     what: Annotated[
-        Optional[str], typer.Argument(help="algos, envs, configs, sweeps or figures.")
+        Optional[str], typer.Argument(help="algos, envs, configs, sweeps, figures or zoo.")
     ] = None,
 ) -> None:
-    """Show the algorithms, environments, configurations, sweeps and figures there are."""
+    """Show the algorithms, environments, configurations, sweeps, figures and zoo there are."""
     from rerpi_rllib.runs.process import prepare_process
 
     prepare_process()
     from rerpi_rllib import envs
     from rerpi_rllib.figures.paper import FIGURES
     from rerpi_rllib.runs.settings import ALGORITHMS, describe_configurations
+    from rerpi_rllib.runs.zoo import describe_zoo
     from rerpi_rllib.sweeps.sweep import describe_sweeps
 
     kinds: dict[str, Callable[[], list[str]]] = {
@@ -401,6 +478,7 @@ def list_(
         "configs": describe_configurations,
         "sweeps": describe_sweeps,
         "figures": lambda: list(FIGURES),
+        "zoo": describe_zoo,
     }
     if what is not None and what not in kinds:
         raise ValueError(f"Unknown kind {what!r}. Allowed: {', '.join(kinds)}.")

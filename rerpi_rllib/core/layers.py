@@ -143,7 +143,8 @@ class ELU(nn.Module):
     """
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if inputs.numel() < _FEW or torch.is_grad_enabled() or inputs.device.type != "cpu":
+        # The number of inputs comes last: an export to ONNX must not depend on the batch.
+        if torch.is_grad_enabled() or inputs.device.type != "cpu" or inputs.numel() < _FEW:
             return functional.elu(inputs, inplace=True)
         below = inputs.clamp(max=0.0).exp_().sub_(1.0)
         return torch.maximum(inputs, below, out=inputs)

@@ -21,6 +21,7 @@ _HOME = _PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent
 CONFIGS = _HOME / "configs"
 SWEEPS = _HOME / "tune_sweeps"
 GRAFANA = _HOME / "deploy" / "grafana"
+ZOO = _HOME / "zoo"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -6,6 +6,10 @@ bounds (the settings ``epsilon_<part>``), multipliers, metrics, curves and lines
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any
+
 from rerpi_rllib.core.policies.base import (
     WHOLE_POLICY,
     Distribution,
@@ -21,7 +25,16 @@ from rerpi_rllib.core.policies.gaussian import (
 )
 from rerpi_rllib.core.policies.mixture import MixturePolicy
 
-__all__ = ["POLICIES", "WHOLE_POLICY", "Distribution", "Part", "Policy", "PolicySettings"]
+__all__ = [
+    "POLICIES",
+    "WHOLE_POLICY",
+    "Distribution",
+    "Part",
+    "Policy",
+    "PolicySettings",
+    "build_policy",
+    "describe_policy",
+]
 
 # The values of the setting `policy`.
 POLICIES: dict[str, type[Policy]] = {
@@ -31,3 +44,24 @@ POLICIES: dict[str, type[Policy]] = {
     "categorical": CategoricalPolicy,
     "deterministic": DeterministicPolicy,
 }
+
+
+def describe_policy(policy: Policy) -> dict[str, Any]:
+    """Describe a policy's network, without its weights, in what JSON can hold."""
+    return {
+        "kind": next(name for name, kind in POLICIES.items() if type(policy) is kind),
+        "observation_size": policy.observation_size,
+        "action_size": policy.action_size,
+        "settings": asdict(policy.settings),
+    }
+
+
+def build_policy(description: Mapping[str, Any]) -> Policy:
+    """Build the network that :func:`describe_policy` has described, with new weights."""
+    settings = dict(description["settings"])
+    for field in fields(PolicySettings):
+        if is_dataclass(field.default_factory):  # Settings of their own.
+            settings[field.name] = field.default_factory(**settings.get(field.name, {}))
+    return POLICIES[description["kind"]](
+        description["observation_size"], description["action_size"], PolicySettings(**settings)
+    )
