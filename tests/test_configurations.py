@@ -31,7 +31,8 @@ def test_the_groups_are_those_of_the_paper():
     tasks = {f"dm_control/{domain}-{task}-v0" for domain, task in suite.BENCHMARKING}
     tasks |= {"dm_control/humanoid_CMU-stand-v0", "dm_control/humanoid_CMU-run-v0"}
     gym = {f"{name}-v5" for name in ("Ant", "Walker2d", "Humanoid", "HumanoidStandup")}
-    for name, expected in (("control-suite", tasks), ("gym", gym)):
+    parkour = {f"parkour/{name}-v0" for name in ("walker2d", "humanoid-walls", "humanoid-gaps")}
+    for name, expected in (("control-suite", tasks), ("gym", gym), ("parkour", parkour)):
         for variant in (name, f"{name}-cpu"):
             assert set(Configuration.from_file(CONFIGS / f"{variant}.yaml").tasks) == expected
 
@@ -52,6 +53,7 @@ def test_the_paper_s_settings_are_the_defaults():
         ("control-suite-cpu", "dm_control/cheetah-run-v0"),
         ("gym", "Walker2d-v5"),
         ("gym-cpu", "HumanoidStandup-v5"),
+        ("parkour-cpu", "parkour/walker2d-v0"),
     ],
 )
 def test_two_iterations(name, task, ray_session):

@@ -1,7 +1,8 @@
 """Known functions, policy improvement on them, and the figures that show it."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pandas as pd
 import pytest
@@ -12,6 +13,8 @@ from rerpi_rllib.figures import improvement_plots
 from rerpi_rllib.figures.known_functions import FUNCTIONS
 from rerpi_rllib.figures.paper import FIGURES, figure
 from rerpi_rllib.figures.policy_improvement import Problem, run, run_together
+from rerpi_rllib.figures.sac import SACTrial
+from rerpi_rllib.runs.settings import RunSettings
 
 
 @pytest.mark.parametrize("name,best", [("sphere", 0.0), ("rosenbrock", 1.0)])
@@ -73,3 +76,23 @@ def test_figures_with_their_data(name, tmp_path, monkeypatch):
     kinds = table.groupby(list(settings), dropna=False).ngroups
     assert len(table) == kinds * 2 * 2 and len(said) == kinds  # Two seeds, two rows each.
     assert set(table["fit"]) == {"decoupled", "coupled"}
+
+
+def test_without_stable_baselines_nothing_is_run(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
+    with pytest.raises(ValueError, match=r"SAC of stable-baselines3.*\[benchmark\]"):
+        figure("gym", tmp_path / "figures", storage_path=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sac_goes_on_from_its_checkpoint(tmp_path):
+    pytest.importorskip("stable_baselines3")
+    how = {"min_sample_timesteps_per_iteration": 110, "evaluation_duration": 2}
+    settings = asdict(RunSettings("SAC", "Pendulum-v1", config=how, seed=1))
+    first, second = (SACTrial({"settings": settings}) for _ in range(2))
+    result = first.train()
+    assert result["num_env_steps_sampled_lifetime"] == 110
+    assert -4000.0 < result["evaluation"]["env_runners"]["episode_return_mean"] < 0.0
+    first.save_checkpoint(str(tmp_path))
+    second.load_checkpoint(str(tmp_path))
+    assert second.train()["env_steps"] == 220

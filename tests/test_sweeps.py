@@ -73,6 +73,20 @@ def test_every_combination_is_a_trial_with_a_name_of_its_own(tmp_path):
     assert settings.stop == {"env_steps": 400}
 
 
+def test_variants_beside_the_grid(tmp_path):
+    grid, also = {"policy_evaluation": ["td0", "retrace"]}, [{"algo": "SVG0"}, {"lr": "1e-4"}]
+    sweep, _ = load(str(_write(tmp_path, grid=grid, also=also, seeds=1)))
+    trials = sweep.trials()
+    assert list(trials) == [
+        "Pendulum-v1_policy_evaluation=td0_algo=RERPI_seed=0",
+        "Pendulum-v1_policy_evaluation=retrace_algo=RERPI_seed=0",
+        "Pendulum-v1_algo=SVG0_seed=0",
+        "Pendulum-v1_algo=RERPI_lr=0.0001_seed=0",
+    ]
+    last = list(trials.values())[-1]
+    assert last.config["lr"] == 1e-4 and "policy_evaluation" not in last.config
+
+
 @pytest.mark.parametrize(
     "given,words",
     [
@@ -88,6 +102,8 @@ def test_every_combination_is_a_trial_with_a_name_of_its_own(tmp_path):
         ({"gird": {}}, ["gird", "grid"]),
         ({"cpu": {"seed": 3}}, ["seed", "cpu"]),
         ({"base": 3}, ["base=3"]),
+        ({"also": {"algo": "SVG0"}}, ["also={'algo': 'SVG0'}", "list of mappings"]),
+        ({"also": [{"algo": "SVG1"}]}, ["SVG1", "SVG0"]),
         ({"env": [1]}, ["env=[1]"]),
         ({"grid": {"epsilon_mu": [1e-3, 1.0000001e-3]}}, ["epsilon_mu=0.001_seed=0"]),
         ({"grid": {"preset": [None, "compacd", "compact"]}}, ["compacd", "compact"]),

@@ -14,7 +14,7 @@ import pandas as pd
 from ray.tune.utils import flatten_dict
 
 from rerpi_rllib.core.constraints import Constraint
-from rerpi_rllib.runs.settings import VERSIONS_FILE, RunSettings, short_task_name
+from rerpi_rllib.runs.settings import ALGORITHMS, VERSIONS_FILE, RunSettings, short_task_name
 
 # The names of curves, and where a result has them.
 COLUMNS = {
@@ -76,6 +76,8 @@ class Run:
 def load_run(directory: Path) -> Run:
     path = directory / RunSettings.FILE_NAME
     settings = RunSettings.from_file(path) if path.is_file() else None
+    if settings and settings.algo not in ALGORITHMS:  # It is of another library.
+        settings = None
     return Run(directory, settings, _curves(directory))
 
 

@@ -418,6 +418,7 @@ def figure(
         Optional[int], typer.Option(help="Shorter or longer runs on known functions.")
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Shorter sweeps.")] = False,
+    env: Annotated[Optional[list[str]], typer.Option(help="Other tasks; may be repeated.")] = None,
     storage_path: Annotated[Path, typer.Option(help="Where the sweeps' runs are.")] = Path("runs"),
 ) -> None:
     """Make a figure of the paper from runs of its own."""
@@ -432,6 +433,7 @@ def figure(
         seeds=seeds,
         iterations=iterations,
         smoke=smoke,
+        env=env,
         storage_path=storage_path,
         report=typer.echo,
     )

@@ -19,7 +19,7 @@ import ray
 import torch
 
 from rerpi_rllib import RERPIConfig, envs
-from rerpi_rllib.algorithm.networks import build_networks
+from rerpi_rllib.algorithm.networks import build_networks, streams_of
 from rerpi_rllib.algorithm.process import set_up_learning
 from rerpi_rllib.core.optimizers import make_optimizers
 from rerpi_rllib.core.settings import LearningSettings
@@ -122,11 +122,26 @@ def _memory(
         "critic_layers": config.num_critics
         * _weights([observation + action, *config.critic_layers, config.num_atoms]),
     }
+    of_critic = [*config.critic_layers]
+    if streams := streams_of(observation_space, config.model_config):
+        del network_sizes["policy_layers"], network_sizes["critic_layers"]
+        network_sizes["joint_layers"] = 0
+        for network, number, outputs in (
+            ("policy", 1, 2 * action),
+            ("critic", config.num_critics, config.num_atoms),
+        ):
+            layers = streams[f"{network}_stream_layers"]
+            weights = sum(_weights([size, *layers]) for size in streams["sizes"])
+            network_sizes[f"{network}_stream_layers"] = number * weights
+            joined = len(streams["sizes"]) * layers[-1] + action
+            weights = _weights([joined, *streams["joint_layers"], outputs])
+            network_sizes["joint_layers"] += number * weights
+        of_critic = [*streams["critic_stream_layers"], *streams["joint_layers"]]
     if config.network == "residual":  # Blocks hold a layer of twice the width and one back.
         network_sizes = {key: 4 * weights for key, weights in network_sizes.items()}
     on_gpu = not has_no_gpu(config)
     states = config.total_train_batch_size
-    widest = max(config.critic_layers)
+    widest = max(of_critic)
     # Online and target weights, their gradients and two moments; and the same in each learner.
     copies = 5 * max(1, config.num_learners)
     step = 4 * (observation + action + 2) + 1
@@ -138,7 +153,7 @@ def _memory(
         },
         f"train_batch_size={states:,}": 4.0 * states * (2 * observation + action + 4)
         # Each layer of the critic keeps its outputs for the gradient.
-        + (0 if on_gpu else 4.0 * states * sum(config.critic_layers)),
+        + (0 if on_gpu else 4.0 * states * sum(of_critic)),
         f"num_action_samples={config.num_action_samples}": 0
         if on_gpu
         else 4.0 * states * config.num_action_samples * (action + widest),

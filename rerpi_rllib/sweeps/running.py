@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 from ray.tune import Callback, CheckpointConfig, TuneError
 from ray.tune.experiment import Trial
 
+from rerpi_rllib import RERPIConfig
 from rerpi_rllib.runs.dashboard import where_to_watch
 from rerpi_rllib.runs.errors import EndedBySignal, RunFailed, os_errors_fail_the_run
 from rerpi_rllib.runs.files import named_directory, read_yaml, write_json
@@ -80,6 +81,8 @@ def run_sweep(
     quiet: bool = False,
     dashboard: bool = False,
     report: Callable[[str], None] = print,
+    trainable: type[tune.Trainable] = SweepTrial,
+    needs: RERPIConfig | None = None,
 ) -> dict[str, str]:
     """Run the trials that have not been run yet, as many at once as there are CPUs and GPUs for.
 
@@ -94,6 +97,8 @@ def run_sweep(
         quiet: whether to leave out the progress display.
         dashboard: whether to start Ray's dashboard, if Ray does not run yet.
         report: called with where to watch the sweep, unless ``quiet``.
+        trainable: what a trial is, which takes its settings.
+        needs: a configuration that Ray is started for; by default that of the first trial.
 
     Returns:
         The errors of the trials that failed in spite of several attempts, by the trials' names.
@@ -111,7 +116,7 @@ def run_sweep(
     trials = list(by_name.values())
     if (scheduler or search) and len({settings.env for settings in trials}) > 1:
         raise ValueError("--scheduler and --search compare returns: they need one task (--env).")
-    name_trial = partial(_directory_name, list(sweep.grid), bool(scheduler or search))
+    name_trial = partial(_directory_name, sweep.keys, bool(scheduler or search))
     tune_options = {
         "scheduler": make_scheduler(scheduler, sweep, trials[0].stop),
         "search_alg": make_searcher(search),
@@ -123,7 +128,7 @@ def run_sweep(
     }
     if (directory / RunSettings.FILE_NAME).exists():
         raise ValueError(f"{directory} holds a run: choose another --name.")
-    config = trials[0].build_config(check_env=False, accepted=trials[0].config)
+    config = needs or trials[0].build_config(check_env=False, accepted=trials[0].config)
     with (
         owned(directory),
         EndSignals("ending the sweep; a second signal ends at once.", _interrupt) as signals,
@@ -138,7 +143,7 @@ def run_sweep(
                     for line in where_to_watch(directory, address, wanted=dashboard):
                         report(line)
                 analysis = tune.run(
-                    SweepTrial,
+                    trainable,
                     name=directory.name,
                     storage_path=str(directory.parent),
                     storage_filesystem=whole_files(),
@@ -268,8 +273,8 @@ def _up_to_date(directory: Path, text: str, metadata: str) -> list[str]:
     return [text, metadata]
 
 
-def _directory_name(grid: Sequence[str], add_id: bool, trial: Trial) -> str:
+def _directory_name(keys: Sequence[str], add_id: bool, trial: Trial) -> str:
     """Name a trial and its directory as Tune asks for it."""
-    name = trial_name(RunSettings(**trial.config["settings"]), grid)
+    name = trial_name(RunSettings(**trial.config["settings"]), keys)
     # A search may draw the same values twice, and PBT changes them.
     return f"{name}_{trial.trial_id}" if add_id else name

@@ -44,6 +44,7 @@ class Sweep:
     Args:
         base: the configuration that all trials start from, by its name in ``configs/`` or its path.
         grid: values of settings (or of ``algo`` and ``preset``); every combination is a variant.
+        also: further variants, such as ``{algo: SVG0}``, each with its values alone.
         env: the tasks; by default those of the base.
         config: settings that differ from the base in all trials.
         seeds: runs of each variant and task.
@@ -54,6 +55,7 @@ class Sweep:
 
     base: str
     grid: dict[str, list[Any]] = field(default_factory=dict)
+    also: list[dict[str, Any]] = field(default_factory=list)
     description: str = ""
     env: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
@@ -69,9 +71,11 @@ class Sweep:
         """Read the sweep that a directory holds the trials of."""
         path = directory / cls.FILE_NAME
         saved = read_yaml(path)
-        if not isinstance(saved, dict) or not {field.name for field in fields(cls)} <= saved.keys():
+        names = {field.name for field in fields(cls)}
+        # Sweeps of earlier versions have no further variants.
+        if not isinstance(saved, dict) or not names - {"also"} <= saved.keys():
             raise ValueError(f"{path} is damaged: it does not describe a sweep.")
-        return cls(**{field.name: saved[field.name] for field in fields(cls)})
+        return cls(**{name: saved[name] for name in names & saved.keys()})
 
     @classmethod
     def from_file(cls, path: Path, on_cpu: bool) -> Sweep:
@@ -92,6 +96,9 @@ class Sweep:
             if not isinstance(values, list) or not values:
                 raise ValueError(f"grid {key}={values!r} in {path} must be a list of values.")
             sweep.grid[key] = [_parsed(value) for value in values]
+        if not isinstance(sweep.also, list) or not all(isinstance(v, dict) and v for v in sweep.also):
+            raise ValueError(f"also={sweep.also!r} in {path} must be a list of mappings of settings.")
+        sweep.also = [{key: _parsed(value) for key, value in v.items()} for v in sweep.also]
         sweep.stop = {key: _parsed(value) for key, value in sweep.stop.items()}
         return sweep
 
@@ -107,7 +114,8 @@ class Sweep:
                 f"{_MAX_TRIALS:,}."
             )
         tasks = len(self.env) or len(self._base().tasks)
-        number = self.seeds * tasks * math.prod(map(len, self.grid.values()))
+        number = math.prod(map(len, self.grid.values())) + len(self.also)
+        number *= self.seeds * tasks
         if number > _MAX_TRIALS:
             raise ValueError(
                 f"The sweep has {number:,} trials, and at most {_MAX_TRIALS:,} can be run."
@@ -118,7 +126,7 @@ class Sweep:
             variant = repr(settings.flat())
             if settings.env in tasks_seen and variant in variants:
                 continue
-            common = settings.config.keys() - self.grid.keys()
+            common = settings.config.keys() - set(self.keys)
             config = settings.build_config(accepted=common)
             # A setting of all trials has to take effect in one of them.
             unused = {key: error for key in unused if (error := self._refusal(settings, key))}
@@ -162,16 +170,21 @@ class Sweep:
             for variant in self.variants():
                 for seed in range(self.seeds):
                     settings = self._settings(base.run, env, variant, seed)
-                    name = trial_name(settings, list(self.grid))
+                    name = trial_name(settings, self.keys)
                     if name in trials:
                         raise ValueError(f"Two trials of the grid {self.grid} are called {name!r}.")
                     trials[name] = settings
         return trials
 
+    @property
+    def keys(self) -> list[str]:
+        """The settings in which variants differ."""
+        return list(dict.fromkeys(itertools.chain(self.grid, *self.also)))
+
     def variants(self) -> list[dict[str, Any]]:
-        """Return every combination of the grid's values."""
+        """Return every combination of the grid's values, and the variants beside them."""
         combinations = itertools.product(*self.grid.values())
-        return [dict(zip(self.grid, values)) for values in combinations]
+        return [*(dict(zip(self.grid, values)) for values in combinations), *self.also]
 
     def _settings(
         self, base: RunSettings, env: str, variant: Mapping[str, Any], seed: int | None
@@ -241,10 +254,10 @@ def describe_sweeps() -> list[str]:
     return [f"{path.stem}: {Sweep.from_file(path, on_cpu=False).description}" for path in paths]
 
 
-def trial_name(settings: RunSettings, grid: Sequence[str]) -> str:
-    """Name a trial's directory after its task, its values of the grid and its seed."""
-    parts = [short_task_name(settings.env)]
-    parts += [f"{key}={format_value(settings.flat()[key])}" for key in grid]
+def trial_name(settings: RunSettings, keys: Sequence[str]) -> str:
+    """Name a trial's directory after its task, what it has of these settings, and its seed."""
+    parts, flat = [short_task_name(settings.env)], settings.flat()
+    parts += [f"{key}={format_value(flat[key])}" for key in keys if key in flat]
     return re.sub(r"[^\w=.,+-]+", "-", "_".join([*parts, f"seed={settings.seed}"]))
 
 
