@@ -180,6 +180,10 @@ class ControlSuite(VectorObservations):
         super().__init__(env)
         self._wrapper: Any = env
         self._dm_env = env.get_wrapper_attr("_env")
+        if self._dm_env.physics.model.ncam:
+            # Shimmy's default camera stands still, and whatever walks leaves the picture. The first
+            # one of the task goes along.
+            self._wrapper.unwrapped.render_kwargs.setdefault("camera_id", 0)
         self._to_gymnasium: Callable[[Any], _Step] = dm_env_step2gym_step
 
     def step(self, action: Any) -> _Step:
