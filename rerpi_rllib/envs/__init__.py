@@ -185,6 +185,10 @@ class ControlSuite(VectorObservations):
             # one of the task goes along.
             self._wrapper.unwrapped.render_kwargs.setdefault("camera_id", 0)
         self._to_gymnasium: Callable[[Any], _Step] = dm_env_step2gym_step
+        physics = getattr(self._dm_env, "physics", None)
+        if env.render_mode == "rgb_array" and physics is not None and physics.model.ncam:
+            # The first camera of a task follows what walks away, unlike MuJoCo's own.
+            env.get_wrapper_attr("render_kwargs").setdefault("camera_id", 0)
 
     def step(self, action: Any) -> _Step:
         if not self._wrapper.has_reset:

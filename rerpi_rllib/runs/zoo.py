@@ -28,7 +28,7 @@ def describe_zoo() -> list[str]:
 
 def find_policy(task: str) -> Path:
     """Return the directory of a policy: one of the zoo by its task, or any that was exported."""
-    name = task.removeprefix("dm_control/").removesuffix("-v0")
+    name = task.removeprefix("dm_control/").removesuffix("-v0").replace("_", "-")
     if name in zoo_tasks():
         return ZOO / name
     if (Path(task) / DESCRIPTION).is_file():
