@@ -183,7 +183,8 @@ class ControlSuite(VectorObservations):
         if self._dm_env.physics.model.ncam:
             # Shimmy's default camera stands still, and whatever walks leaves the picture. The first
             # one of the task goes along.
-            self._wrapper.unwrapped.render_kwargs.setdefault("camera_id", 0)
+            shimmy: Any = env.unwrapped
+            shimmy.render_kwargs.setdefault("camera_id", 0)
         self._to_gymnasium: Callable[[Any], _Step] = dm_env_step2gym_step
         physics = getattr(self._dm_env, "physics", None)
         if env.render_mode == "rgb_array" and physics is not None and physics.model.ncam:
