@@ -173,13 +173,6 @@ def test_action_spaces_that_a_categorical_policy_refuses(space):
     check_spaces(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(3), "categorical")
 
 
-def test_a_film_follows_what_walks_away():
-    env = envs.make("dm_control/walker-walk-v0", render=True)
-    assert env.get_wrapper_attr("render_kwargs") == {"camera_id": 0}
-    mine = envs.make("dm_control/walker-walk-v0", render=True, render_kwargs={"camera_id": 1})
-    assert mine.get_wrapper_attr("render_kwargs") == {"camera_id": 1}
-
-
 class _Camera(gym.Env):
     observation_space = gym.spaces.Dict({"eye": gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)})
     action_space = gym.spaces.Box(-1, 1, (1,))

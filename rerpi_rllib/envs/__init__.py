@@ -180,11 +180,6 @@ class ControlSuite(VectorObservations):
         super().__init__(env)
         self._wrapper: Any = env
         self._dm_env = env.get_wrapper_attr("_env")
-        if self._dm_env.physics.model.ncam:
-            # Shimmy's default camera stands still, and whatever walks leaves the picture. The first
-            # one of the task goes along.
-            shimmy: Any = env.unwrapped
-            shimmy.render_kwargs.setdefault("camera_id", 0)
         self._to_gymnasium: Callable[[Any], _Step] = dm_env_step2gym_step
         physics = getattr(self._dm_env, "physics", None)
         if env.render_mode == "rgb_array" and physics is not None and physics.model.ncam:
