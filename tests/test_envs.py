@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import gymnasium as gym
-import mujoco
 import numpy as np
 import pytest
 
@@ -132,13 +131,6 @@ def test_a_time_limit_is_a_truncation_and_a_fall_a_termination():
 def test_unknown_id_suggests_the_nearest():
     with pytest.raises(ValueError, match="dm_control/cheetah-run-v0"):
         envs.make("dm_control/cheeta-run-v0")
-
-
-@pytest.mark.parametrize("task", ["walker-walk", "cheetah-run", "hopper-hop"])
-def test_pictures_follow_what_moves(task):
-    env = envs.make(f"dm_control/{task}-v0", render=True).unwrapped
-    camera = env.render_kwargs["camera_id"]
-    assert env._env.physics.model.cam_mode[camera] == mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM
 
 
 def test_rendered_task_without_a_renderer_says_so():

@@ -1,9 +1,9 @@
 """What mkdocs does for this site beside its own: pages from outside of docs/, notebooks and formulas.
 
-The README, CONTRIBUTING, CHANGELOG and SECURITY and the pages of results/ stay where readers of the
-repository look for them, and links between all pages are written as the repository has them. The site
-shows the same files with the links turned into its own. A notebook becomes a page with the outputs
-that it has been saved with.
+The README, CONTRIBUTING, CHANGELOG and SECURITY and the pages of results/ and zoo/ stay where readers
+of the repository look for them, and links between all pages are written as the repository has them.
+The site shows the same files with the links turned into its own. A notebook becomes a page with the
+outputs that it has been saved with.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[2]
 # Files of the repository and what they are called in the site.
 FRONT_PAGE = "README.md"
 OTHER_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE")
-RESULTS = ("*.md", "*.png", "*.svg", "*.csv", "*.json", "*.jsonl")
+DIRECTORIES = ("results", "zoo")
+SHOWN = ("*.md", "*.png", "*.svg", "*.csv", "*.json", "*.jsonl")
 _LINK = re.compile(r"(\]\(|(?:src|href)=\")(?!\w+:|#|/)([^)#\"\s]+)")
 
 
@@ -53,7 +54,7 @@ def _formula(source: str, *_: Any, **__: Any) -> str:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages from outside of docs/ and those of notebooks."""
     found = [ROOT / name for name in (FRONT_PAGE, *OTHER_PAGES)]
-    found += [path for pattern in RESULTS for path in (ROOT / "results").rglob(pattern)]
+    found += [path for name in DIRECTORIES for shown in SHOWN for path in (ROOT / name).rglob(shown)]
     for path in found:
         source = path.relative_to(ROOT).as_posix()
         files.append(_file(config, _in_site(source), abs_src_path=str(path)))
@@ -65,7 +66,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _file(config: MkDocsConfig, source: str, **content: str) -> File:
-    # Pages of results/ are reached by links.
+    # Not all pages of results/ and zoo/ are in the navigation.
     return File.generated(config, source, inclusion=InclusionLevel.NOT_IN_NAV, **content)
 
 
@@ -79,7 +80,7 @@ def _in_repository(name: str) -> str:
     """Invert `_in_site`."""
     if name == "index.md":
         return FRONT_PAGE
-    outside = name.startswith("results/") or name in OTHER_PAGES
+    outside = name.split("/")[0] in DIRECTORIES or name in OTHER_PAGES
     return name if outside else f"docs/{name}"
 
 
@@ -90,7 +91,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
     def rewrite(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(directory, match[2]))
-        if target.startswith("results/") and "." not in posixpath.basename(target):
+        is_outside = target.split("/")[0] in DIRECTORIES
+        if is_outside and "." not in posixpath.basename(target):
             target += "/README.md"  # The repository shows it for its directory.
         return match[1] + posixpath.relpath(_in_site(target), posixpath.dirname(here) or ".")
 
