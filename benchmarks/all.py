@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("update", "threads", "env_runner", "replay", "scaling", "training")
+NAMES = ("update", "threads", "env_runner", "replay", "policy", "scaling", "training")
 
 
 def main() -> None:

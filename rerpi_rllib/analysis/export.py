@@ -25,6 +25,8 @@ from rerpi_rllib.shipping.policy import CARD, DESCRIPTION, ONNX, TENSORS, Loaded
 
 CURVE, VIDEO = "curve.png", "video.mp4"
 _FILES = (DESCRIPTION, TENSORS, ONNX, CARD, CURVE, VIDEO)
+# The fewest episodes that intervals are computed from.
+_ENOUGH = 5
 # The card says where the median return of a few more episodes is expected, and how surely.
 _FEW, _CONFIDENCE = 3, 0.98
 
@@ -120,10 +122,10 @@ def _summary(played: Mapping[str, Any]) -> dict[str, Any]:
     """Add to the returns the intervals of their mean and of the median of a few more.
 
     The median shows what a policy usually does if it fails now and then. Both intervals are
-    bootstraps, and one episode has none.
+    bootstraps, which a handful of episodes is too few for.
     """
     returns = np.array(played["returns"])[:, None]
-    if len(returns) == 1:
+    if len(returns) < _ENOUGH:
         return {**played, "mean_interval": None, "median_interval": None}
     return {
         **played,
@@ -192,7 +194,8 @@ def _result(description: Mapping[str, Any]) -> str:
     last = found["seed"] + found["episodes"] - 1
     text = f"Mean greedy return **{found['return_mean']:.1f}**"
     if found["mean_interval"] is None:
-        return f"{text} in one episode (seed {found['seed']})."
+        episodes = "episode" if found["episodes"] == 1 else "episodes"
+        return f"{text} over {found['episodes']} {episodes} (seeds {found['seed']} to {last})."
     low, high = found["mean_interval"]
     text += (
         f" over {found['episodes']} episodes (seeds {found['seed']} to {last}), with a 95 % interval "
