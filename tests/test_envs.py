@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 import pytest
 
@@ -131,6 +132,15 @@ def test_a_time_limit_is_a_truncation_and_a_fall_a_termination():
 def test_unknown_id_suggests_the_nearest():
     with pytest.raises(ValueError, match="dm_control/cheetah-run-v0"):
         envs.make("dm_control/cheeta-run-v0")
+
+
+@pytest.mark.parametrize("task", ["walker-walk", "cheetah-run", "hopper-hop"])
+def test_a_film_follows_what_walks_away(task):
+    env = envs.make(f"dm_control/{task}-v0", render=True).unwrapped
+    camera = env.render_kwargs["camera_id"]
+    assert env._env.physics.model.cam_mode[camera] == mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM
+    mine = envs.make(f"dm_control/{task}-v0", render=True, render_kwargs={"camera_id": 1})
+    assert mine.unwrapped.render_kwargs == {"camera_id": 1}
 
 
 def test_rendered_task_without_a_renderer_says_so():
