@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -14,7 +15,9 @@ from torch import nn
 
 from rerpi_rllib.algorithm import checkpoint as manifests
 from rerpi_rllib.algorithm.config import RERPIConfig
+from rerpi_rllib.core.critics import Critic
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.policies import Policy
 from rerpi_rllib.runs import results
 from rerpi_rllib.runs.checkpoints import Report, load_networks, newest_checkpoint
 from rerpi_rllib.runs.settings import ALGORITHMS
@@ -82,7 +85,7 @@ def _networks(checkpoint: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _online(nets: ActorCritic) -> Iterator[tuple[str, nn.Module]]:
     for name, module in nets.named_children():
-        if not name.startswith("target_") and any(True for _ in module.parameters()):
+        if not name.startswith("target_") and isinstance(module, (Policy, Critic)):
             yield name, module
 
 
@@ -113,7 +116,7 @@ def _metrics(checkpoint: Path, manifest: Mapping[str, Any]) -> dict[str, float]:
         "return": results.episode_return(last),
         "greedy_return": results.greedy_return(last),
         "time_s": last["time_total_s"],
-        **results.learner_metrics(last),
+        **dict(sorted(results.learner_metrics(last).items())),
     }
     return {
         key: float(value)
@@ -135,8 +138,9 @@ def describe(found: Mapping[str, Any]) -> list[str]:
         + (" by you" if found["is_own"] else ", not by you here: resuming it needs --trust"),
     ]
     for name, network in found["networks"].items():
-        shape = ", ".join(f"{m} {i}x{o}" for m, (i, o) in network["matrices"].items())
-        lines.append(f"{name:<12}{network['parameters']:>10,} parameters  {shape}".rstrip())
+        lines.append(f"{name:<12}{network['kind']}, {network['parameters']:,} parameters")
+        matrices = ", ".join(f"{m} {i}x{o}" for m, (i, o) in network["matrices"].items())
+        lines += textwrap.wrap(matrices, 88, initial_indent=" " * 12, subsequent_indent=" " * 12)
     sections: dict[str, Mapping[str, str]] = {
         "settings that differ from the defaults": {
             key: json.dumps(value) for key, value in found["settings"].items()
