@@ -68,6 +68,11 @@ def export(
     directory = directory.expanduser()
     if directory.resolve().is_relative_to(checkpoint):
         raise ValueError(f"{directory} is in the checkpoint itself: export it somewhere else.")
+    found = [name for name in _FILES if (directory / name).exists()]
+    if found and DESCRIPTION not in found:
+        raise ValueError(
+            f"{directory} holds a {found[0]} that is not of an export: name another one."
+        )
     manifest, policy = read_manifest(checkpoint), load_networks(checkpoint).policy
     run = _find_run(checkpoint)
     description: dict[str, Any] = {
@@ -83,15 +88,16 @@ def export(
     }
     env = _make_env(manifest, video) if episodes else None
     if env is not None:  # Earlier versions did not write down the parts of the observation.
-        description["spaces"]["observation"]["parts"] = parts_of(env.observation_space)
+        description["spaces"]["observation"].setdefault("parts", parts_of(env.observation_space))
     loaded = LoadedPolicy(description, policy)
     directory.mkdir(parents=True, exist_ok=True)
-    for name in _FILES:  # The description is the first to go and the last to come.
-        (directory / name).unlink(missing_ok=True)
     if env is not None:
         film = directory / VIDEO if video else None
         played = play(env, loaded, episodes=episodes, seed=0, video=film)
         description["evaluation"] = {"episodes": episodes, "seed": 0, **_summary(played)}
+    for name in _FILES:  # The description is the first to go and the last to come.
+        if not (video and name == VIDEO):
+            (directory / name).unlink(missing_ok=True)
     if onnx:
         description["onnx_difference"] = write_onnx(loaded, directory / ONNX)
     if run is not None:
