@@ -197,16 +197,15 @@ def _result(description: Mapping[str, Any]) -> str:
     found = description["evaluation"]
     if found is None:
         return "It was exported without playing any episodes."
-    last = found["seed"] + found["episodes"] - 1
-    text = f"Mean greedy return **{found['return_mean']:.1f}**"
-    if found["mean_interval"] is None:
-        episodes = "episode" if found["episodes"] == 1 else "episodes"
-        return f"{text} over {found['episodes']} {episodes} (seeds {found['seed']} to {last})."
-    low, high = found["mean_interval"]
+    first, last = found["seed"], found["seed"] + found["episodes"] - 1
+    text = f"Mean greedy return **{found['return_mean']:.1f}** over "
     text += (
-        f" over {found['episodes']} episodes (seeds {found['seed']} to {last}), with a 95 % interval "
-        f"from {low:.1f} to {high:.1f} for the mean"
+        f"{found['episodes']} episodes (seeds {first} to {last})" if last > first else "one episode"
     )
+    if found["mean_interval"] is None:
+        return f"{text}."
+    low, high = found["mean_interval"]
+    text += f", with a 95 % interval from {low:.1f} to {high:.1f} for the mean"
     low, high = found["median_interval"]
     return (
         f"{text}. Single episodes returned {min(found['returns']):.1f} to "
