@@ -12,6 +12,7 @@ from gymnasium.utils.env_checker import check_env
 
 from rerpi_rllib import envs
 from rerpi_rllib.envs.parkour_course import OBSTACLES, PIT, RUN_UP, draw_course
+from rerpi_rllib.envs.playing import play
 from rerpi_rllib.envs.rendering import rendering_backend
 
 SIZES = {
@@ -176,6 +177,19 @@ def test_the_difficulty_is_told_with_the_distance():
     info = env.step(np.zeros(6))[4]
     assert info["distance"] == pytest.approx(25.0, abs=0.1)
     assert info["difficulty"] == pytest.approx(0.4, abs=0.01)
+
+
+def test_playing_tells_how_far_each_episode_got():
+    env = envs.make("parkour/walker2d-v0")
+    played = play(env, lambda observation: np.ones(6), episodes=2, seed=0)
+    expected = []
+    for seed in range(2):
+        env.reset(seed=seed)
+        done = False
+        while not done:
+            *_, done, _, info = env.step(np.ones(6))
+        expected.append(info["distance"])
+    assert played["distances"] == expected and len(set(expected)) == 2
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Optional
 
@@ -213,10 +214,11 @@ def _print_episodes(result: dict[str, Any], video: Path | None, as_json: bool) -
     if as_json:
         typer.echo(json.dumps(result))
         return
-    for number, (value, length) in enumerate(
-        zip(result["returns"], result["episode_lengths"]), start=1
+    distances = [f"  distance {value:.1f}" for value in result.get("distances", [])]
+    for number, (value, length, distance) in enumerate(
+        zip_longest(result["returns"], result["episode_lengths"], distances, fillvalue=""), start=1
     ):
-        typer.echo(f"episode {number:3d}: return {value:9.2f}  steps {length}")
+        typer.echo(f"episode {number:3d}: return {value:9.2f}  steps {length}{distance}")
     typer.echo(f"mean {result['return_mean']:.2f}, std {result['return_std']:.2f}")
     if video:
         typer.echo(f"video {video}")

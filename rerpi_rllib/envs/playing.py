@@ -20,6 +20,8 @@ def play(
 ) -> dict[str, Any]:
     """Play episodes and close the environment; return what is to be known of their returns.
 
+    If the task tells in ``info["distance"]`` how far a body has come, the distances are returned too.
+
     Args:
         env: the environment, made for rendering if there is to be a video.
         policy: from an observation to an action in the environment's units.
@@ -27,7 +29,7 @@ def play(
         seed: seeds the first episode; the others follow with the next numbers.
         video: where to write a video of the first episode.
     """
-    returns, lengths = [], []
+    returns, lengths, distances = [], [], []
     frames = None
     try:
         frames = _VideoWriter(video, env) if video else None
@@ -37,10 +39,12 @@ def play(
             while not done:
                 if frames and episode == 0:
                     frames.add(env.render())
-                observation, reward, terminated, truncated, _ = env.step(policy(observation))
+                observation, reward, terminated, truncated, info = env.step(policy(observation))
                 total, length, done = total + float(reward), length + 1, terminated or truncated
             returns.append(total)
             lengths.append(length)
+            if "distance" in info:
+                distances.append(float(info["distance"]))
     finally:
         if frames:
             frames.close()
@@ -50,6 +54,7 @@ def play(
         "return_std": float(np.std(returns)),
         "returns": returns,
         "episode_lengths": lengths,
+        **({"distances": distances} if distances else {}),
     }
 
 
