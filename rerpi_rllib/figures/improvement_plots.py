@@ -178,7 +178,7 @@ def standard_functions_figure(
         stddev_axis.set(title="policy standard deviation", xlabel="iteration", ylim=(0, None))
     for axis in axes.flat:
         axis.grid(alpha=0.3)
-    axes[0, 0].legend()
+    axes[1, 0].legend(loc="lower left", fontsize="small")
     return figure, _rows(curves)
 
 
