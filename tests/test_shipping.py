@@ -259,6 +259,8 @@ def test_an_algorithm_saved_from_python_is_exported(stack, tmp_path):
 @pytest.mark.parametrize("task", zoo_tasks())
 def test_the_zoo_returns_what_its_cards_say(task):
     policy = load_policy(ZOO / task)
+    for example in policy.description["examples"]:
+        np.testing.assert_allclose(policy(example["observation"]), example["action"], atol=1e-4)
     found = policy.description["evaluation"]
     low, high = found["median_interval"]
     played = play(envs.make(policy.description["env"]), policy, episodes=3, seed=found["seed"])

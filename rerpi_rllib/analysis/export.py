@@ -90,6 +90,11 @@ def export(
     if env is not None:  # Earlier versions did not write down the parts of the observation.
         description["spaces"]["observation"].setdefault("parts", parts_of(env.observation_space))
     loaded = LoadedPolicy(description, policy)
+    # What an implementation of somebody's own has to return.
+    examples = loaded.made_up_observations(3)
+    description["examples"] = [
+        {"observation": o.tolist(), "action": np.asarray(loaded(o)).tolist()} for o in examples
+    ]
     directory.mkdir(parents=True, exist_ok=True)
     if env is not None:
         film = directory / VIDEO if video else None

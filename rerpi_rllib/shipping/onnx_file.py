@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from rerpi_rllib.core import layers
-from rerpi_rllib.core.layers import Normalize
 from rerpi_rllib.shipping.policy import LoadedPolicy
 
 _INPUT, _OUTPUT = "observation", "action"
@@ -60,7 +59,7 @@ def _compare(policy: LoadedPolicy, path: Path) -> float:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    observations = _observations(policy)
+    observations = policy.made_up_observations(_COMPARED)
     (found,) = session.run([_OUTPUT], {_INPUT: observations})
     (single,) = session.run([_OUTPUT], {_INPUT: observations[:1]})
     expected = policy(observations)
@@ -75,17 +74,6 @@ def _compare(policy: LoadedPolicy, path: Path) -> float:
             f"most {_TOLERANCE:g} is allowed."
         )
     return float(np.sort(largest)[-1 - ties])
-
-
-def _observations(policy: LoadedPolicy) -> np.ndarray:
-    """Draw observations of the size that the policy knows, if it knows one."""
-    rng = np.random.default_rng(0)
-    draws = 2.0 * rng.standard_normal((_COMPARED, policy.actor.policy.observation_size))
-    for module in policy.actor.modules():
-        if isinstance(module, Normalize):
-            draws = module.mean.numpy() + draws * module.stddev.numpy()
-            break
-    return draws.astype(np.float32)
 
 
 @contextmanager

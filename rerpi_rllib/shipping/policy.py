@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from rerpi_rllib.core.layers import Normalize
 from rerpi_rllib.core.policies import Policy, build_policy
 from rerpi_rllib.core.recording import record
 
@@ -128,6 +129,15 @@ class LoadedPolicy:
         with torch.no_grad():
             actions = self.actor(torch.from_numpy(vector.reshape(-1, self._size)))
         return self._typed(actions.unflatten(0, vector.shape[:-1]))
+
+    def made_up_observations(self, n: int) -> Array:
+        """Draw ``n`` observations for tests, of the size that the policy knows if it knows one."""
+        draws = 2.0 * np.random.default_rng(0).standard_normal((n, self._size))
+        for module in self.actor.modules():
+            if isinstance(module, Normalize):
+                draws = module.mean.numpy() + draws * module.stddev.numpy()
+                break
+        return draws.astype(np.float32)
 
     def _typed(self, actions: Tensor) -> Array:
         array: Array = actions.numpy()
