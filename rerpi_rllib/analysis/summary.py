@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -60,19 +60,25 @@ def load_sweep(directory: Path) -> Summary:
         runs = [run for run in runs if run.is_complete]
     if not runs:
         raise ValueError(f"No run of the sweep in {str(directory)!r} is complete yet.")
-    groups = group_runs(sorted(runs, key=partial(_grid_position, sweep["grid"])))
+    groups = group_runs(sorted(runs, key=partial(_position, sweep["grid"], sweep.get("also", []))))
     metric = sweep["metric"]
     table = scores(groups, metric)
     return Summary(directory, metric, groups, left_out, table, _table(table))
 
 
-def _grid_position(grid: Mapping[str, list[Any]], run: Run) -> list[int]:
-    """Return the position of the run's values in the grid; values of a search or PBT come last."""
+def _position(
+    grid: Mapping[str, list[Any]], also: Sequence[Mapping[str, Any]], run: Run
+) -> list[int]:
+    """Return the position of the run's values in the grid, and then in the further variants ``also``.
+
+    What is not in the grid comes last: further variants, and values of a search or of PBT.
+    """
     settings = run.settings.flat() if run.settings else {}
-    return [
+    in_grid = [
         values.index(settings[key]) if settings.get(key) in values else len(values)
         for key, values in grid.items()
     ]
+    return [*in_grid, *(variant.items() <= settings.items() for variant in reversed(also))]
 
 
 def summarise(directory: Path) -> tuple[Summary, Path]:
