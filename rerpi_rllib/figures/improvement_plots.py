@@ -246,7 +246,7 @@ def premature_convergence_figure(
     start_regret = -np.mean([curve[0].value for runs in curves.values() for curve in runs])
     length = iterations or start.iterations
     figure.suptitle(
-        f"10-D sphere: after {length} iterations of a copy and so many steps on batches of 100 "
-        f"states, from a regret of {start_regret:.3g}"
+        f"10-D sphere after {length} iterations, from a regret of {start_regret:.3g}; above each "
+        "panel the gradient steps of an iteration and how many batches of actions they fit"
     )
     return figure, _rows(curves, every=10)
