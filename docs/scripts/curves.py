@@ -52,7 +52,7 @@ def curves() -> Figure:
         style = {"color": f"C{number + 1}", "linestyle": "", "label": f"{label}, published"}
         handles.append(matplotlib.lines.Line2D([], [], marker=marker, **style))
     figure.supxlabel("thousand environment steps", fontsize=9)
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    figure.legend(handles=handles, loc="outside upper center", ncols=5, fontsize=8, frameon=False)
     return figure
 
 
