@@ -44,7 +44,6 @@ CASES = {
     "mean-held": Case("epsilon_mu=1e-6 instead of 1e-2", {"epsilon_mu": 1e-6}, steps=5_000),
     "covariance-free": Case("epsilon_sigma=1 instead of 3e-5", {"epsilon_sigma": 1.0}),
     "multipliers-slow": Case("dual_lr=1e-6 instead of 3e-2", {"dual_lr": 1e-6}, steps=5_000),
-    "weights-flat": Case("epsilon=1e-5 instead of 0.3", {"epsilon": 1e-5}, steps=5_000),
     "rewards-large": Case("rewards times 1,000, scalar critic", {}, 1_000.0),
     "rewards-large-normalized": Case(
         "rewards times 1,000, normalize_returns=True",
