@@ -17,7 +17,7 @@ from rerpi_rllib.core.threads import in_threads
 
 _ROWS_AT_ONCE = 1024
 # The names of the steps in sampled_values.cpp, in the same order.
-_KINDS = ("norm_tanh", "elu", "block_norm", "block_widen", "block_narrow", "last_norm")
+_KINDS = ("actions", "norm_tanh", "elu", "block_norm", "block_widen", "block_narrow", "last_norm")
 _library: ctypes.CDLL | None = None
 
 # What a step does, and the layer that has its weights.
@@ -42,10 +42,9 @@ def use_library(path: str | None) -> None:
     if library is not None:
         library.scratch_size.restype = ctypes.c_long
         library.values.argtypes = (
-            *(ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_int),
-            *(ctypes.c_void_p, ctypes.POINTER(_Step), ctypes.c_int, ctypes.c_int, ctypes.c_void_p),
-            *(ctypes.c_void_p, ctypes.c_int, ctypes.c_long, ctypes.c_long, ctypes.c_void_p),
-            ctypes.c_void_p,
+            *(ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.POINTER(_Step)),
+            *(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int),
+            *(ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p),
         )
         library.values.restype = None
     _library = library
@@ -99,25 +98,28 @@ def sampled_values(
     library = _library
     assert library is not None
     states, rows = states.contiguous(), actions.flatten(0, -2).contiguous()
-    panel, (batch, hidden) = library.panel(), states.shape
+    batch, num_actions = len(states), actions.shape[:-2].numel()
+    panel, steps = library.panel(), [("actions", first), *steps]
     packed, kept = (_Step * len(steps))(), []  # The tensors whose addresses are in use.
     for step, (kind, layer) in zip(packed, steps):
-        tensors = _packed(layer, panel), _pad(layer.bias, panel)
+        weight = layer.weight
+        bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias
+        tensors = _packed(layer, panel), _pad(bias, panel)
         kept.append(tensors)
         step.kind, step.epsilon = _KINDS.index(kind), getattr(layer, "eps", 0.0)
-        step.outputs, step.inputs = layer.weight.shape[0], layer.weight.shape[-1]
+        step.outputs, step.inputs = weight.shape[0], weight.shape[-1]
         step.weight, step.bias = (tensor.data_ptr() for tensor in tensors)
-    widest = max(hidden, *(step.outputs for step in packed))
-    of_actions, weight = _pad(first.weight.t(), panel), _pad(output.weight, panel)
+    widest = max(max(step.inputs, step.outputs) for step in packed)
+    weight = _pad(output.weight, panel)
     size = len(weight)
     outcome = states.new_empty(len(rows), size)
 
     def compute(begin: int, end: int) -> None:
-        scratch = states.new_zeros(library.scratch_size(widest))
+        scratch = states.new_empty(library.scratch_size(widest))
         library.values(
-            *(states.data_ptr(), batch, hidden, rows.data_ptr(), rows.shape[1]),
-            *(of_actions.data_ptr(), packed, len(packed), widest, weight.data_ptr()),
-            *(output.bias.data_ptr(), size, begin, end, scratch.data_ptr(), outcome.data_ptr()),
+            *(states.data_ptr(), batch, rows.data_ptr(), num_actions, packed, len(packed)),
+            *(widest, weight.data_ptr(), output.bias.data_ptr(), size, begin, end),
+            *(scratch.data_ptr(), outcome.data_ptr()),
         )
 
     starts = range(0, len(rows), _ROWS_AT_ONCE)
