@@ -2,6 +2,7 @@
 
 import copy
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gymnasium as gym
@@ -208,8 +209,11 @@ def test_it_agrees_with_narrower_registers(tmp_path, architecture):
 def test_a_learner_on_a_cpu_compiles_it_once(monkeypatch, num_gpus):
     compiled = []
     monkeypatch.setattr(process, "use_library", compiled.append)
-    for _ in range(2):
-        process.set_up_learning(tiny_config().learners(num_gpus_per_learner=num_gpus))
+    config = tiny_config().learners(num_gpus_per_learner=num_gpus)
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(process.compile_for_learning, config) for _ in range(2)]:
+            done.result()
+    process.set_up_learning(config)
     assert len(compiled) == (num_gpus == 0)
 
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from rerpi_rllib.core.threads import set_threads
 logger = logging.getLogger(__name__)
 
 _SECONDS_TO_COMPILE = 60.0  # It takes one.
+_one_compiles = threading.Lock()
 _NICENESS = 4  # Ray's workers have 15, and 19 is the most.
 
 
@@ -35,9 +37,15 @@ def set_up_learning(config: AlgorithmConfig) -> int:
     set_threads(threads, give_way)
     keep_freed_memory()
     choose_fastest()
-    if config.num_gpus_per_learner == 0:
-        compile_sampled_values()
+    compile_for_learning(config)
     return threads
+
+
+def compile_for_learning(config: AlgorithmConfig) -> None:
+    """Compile what a learner with these settings uses; a second call waits for the first one."""
+    if config.num_gpus_per_learner == 0:
+        with _one_compiles:
+            compile_sampled_values()
 
 
 def give_way() -> None:

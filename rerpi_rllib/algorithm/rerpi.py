@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 import time
 import traceback
 from concurrent.futures import Future, wait
@@ -51,7 +52,7 @@ from rerpi_rllib.algorithm.faults import (
     Waiting,
 )
 from rerpi_rllib.algorithm.learner import UNDONE
-from rerpi_rllib.algorithm.process import set_up_learning
+from rerpi_rllib.algorithm.process import compile_for_learning, set_up_learning
 from rerpi_rllib.algorithm.rate_limiter import RateLimiter
 from rerpi_rllib.algorithm.replay import ReplayBuffer
 from rerpi_rllib.algorithm.saving import SavedAlgorithm
@@ -113,6 +114,9 @@ class RERPI(SavedAlgorithm):
 
     @override(Algorithm)
     def setup(self, config: RERPIConfig) -> None:
+        if config.num_learners == 0:
+            # While the EnvRunners start, for whose spaces the learner has to wait.
+            threading.Thread(target=compile_for_learning, args=(config,)).start()
         super().setup(config)
         observation_space, action_space = self.spaces_of_networks
         self.replay = ReplayBuffer(
