@@ -1,5 +1,6 @@
 """Known functions, policy improvement on them, and the figures that show it."""
 
+import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -9,12 +10,12 @@ import pytest
 import torch
 
 from rerpi_rllib.core import layers
-from rerpi_rllib.figures import improvement_plots
+from rerpi_rllib.figures import improvement_plots, sac
 from rerpi_rllib.figures.known_functions import FUNCTIONS
 from rerpi_rllib.figures.paper import FIGURES, figure
 from rerpi_rllib.figures.policy_improvement import Problem, run, run_together
-from rerpi_rllib.figures.sac import SACTrial
 from rerpi_rllib.runs.settings import RunSettings
+from rerpi_rllib.sweeps.sweep import load, trial_name
 
 
 @pytest.mark.parametrize("name,best", [("sphere", 0.0), ("rosenbrock", 1.0)])
@@ -85,11 +86,30 @@ def test_without_stable_baselines_nothing_is_run(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_sac_has_the_tasks_seeds_and_evaluations_of_the_sweep(tmp_path, monkeypatch):
+    sweep, _ = load("gym", on_cpu=True, env=["Walker2d-v5"], seeds=2, stop={"env_steps": 1000})
+    evaluation = {"min_sample_timesteps_per_iteration": 1000, "evaluation_duration": 1}
+
+    def finish_all(sweep, directory, **how):
+        for name, settings in sweep.trials().items():
+            assert name == trial_name(settings, sweep.keys)  # Tune's name for the directory.
+            assert (settings.algo, settings.preset, settings.config) == ("SAC", None, evaluation)
+            result = {"num_env_steps_sampled_lifetime": 1000, "training_iteration": 1}
+            (directory / name).mkdir(parents=True)
+            (directory / name / "result.json").write_text(json.dumps(result))
+        return {}
+
+    monkeypatch.setattr(sac, "run_sweep", finish_all)
+    runs, failed = sac.run_sac(sweep, tmp_path, "rllib figure gym")
+    assert [(run.task, run.settings.seed) for run in runs] == [("Walker2d-v5", 0), ("Walker2d-v5", 1)]
+    assert all(run.is_complete for run in runs) and not failed
+
+
 def test_sac_goes_on_from_its_checkpoint(tmp_path):
     pytest.importorskip("stable_baselines3")
     how = {"min_sample_timesteps_per_iteration": 110, "evaluation_duration": 2}
     settings = asdict(RunSettings("SAC", "Pendulum-v1", config=how, seed=1))
-    first, second = (SACTrial({"settings": settings}) for _ in range(2))
+    first, second = (sac.SACTrial({"settings": settings}) for _ in range(2))
     result = first.train()
     assert result["num_env_steps_sampled_lifetime"] == 110
     assert -4000.0 < result["evaluation"]["env_runners"]["episode_return_mean"] < 0.0

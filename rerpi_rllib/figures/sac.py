@@ -88,7 +88,7 @@ class _SACSweep(Sweep):
                 for key in ("min_sample_timesteps_per_iteration", "evaluation_duration")
             }
             settings = replace(settings, algo=SAC, preset=None, config=evaluation)
-            trials[trial_name(settings, ["algo"])] = settings
+            trials[trial_name(settings, self.keys)] = settings
         return trials
 
 
