@@ -212,7 +212,7 @@ def test_a_run_whose_shared_replay_is_damaged_goes_on_without(tmp_path, monkeypa
         path = run / "part-1" / f"checkpoint_{number:06d}"
         buffer.save_to_path(path / "replay", shared=run / "replay")
         manifests.write_manifest(path, ABOUT, buffer.shared_files)
-    oldest = (path / "replay" / buffer._segments[0]["file"]).resolve()
+    oldest = (path / "replay" / buffer.files.segments[0]["file"]).resolve()
     content = bytearray(oldest.read_bytes())
     content[5] ^= 1
     oldest.write_bytes(content)

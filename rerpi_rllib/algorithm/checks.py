@@ -113,6 +113,7 @@ Natural: TypeAlias = Annotated[int, _whole(0, _MOST)]
 # Of these an update holds as many values for each state of its batch.
 CountPerState: TypeAlias = Annotated[int, _whole(1, 100_000)]
 NumProcesses: TypeAlias = Annotated[int, _whole(0, 10_000)]
+NumShards: TypeAlias = Annotated[int, _whole(0, 1_000)]
 NumEnvs: TypeAlias = Annotated[int, _whole(1, 10_000)]
 # Seeds of several processes and environments are this one plus a few thousands.
 _SEED = _whole(0, 2**31 - 1)

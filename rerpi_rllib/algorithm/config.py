@@ -167,6 +167,7 @@ class RERPIConfig(AlgorithmConfig):
         self.dual_lr = 1e-2
         # Replay, and how fast to learn from it.
         self.replay_capacity = 2_000_000
+        self.num_replay_shards = 0
         self.checkpoint_replay = True
         self.updates_per_env_step: float | None = None
         self.num_steps_sampled_before_learning_starts = 1_000
@@ -281,6 +282,7 @@ class RERPIConfig(AlgorithmConfig):
         policy_update_period: checks.Count = NotProvided,
         dual_lr: checks.LearningRate = NotProvided,
         replay_capacity: checks.Count = NotProvided,
+        num_replay_shards: checks.NumShards = NotProvided,
         checkpoint_replay: bool = NotProvided,
         updates_per_env_step: checks.UpdateRatio = NotProvided,
         num_steps_sampled_before_learning_starts: checks.Count = NotProvided,
@@ -362,6 +364,9 @@ class RERPIConfig(AlgorithmConfig):
                 several times as much as the critic's step; the critic learns in each update.
             dual_lr: learning rate of the multipliers' logarithms.
             replay_capacity: steps kept.
+            num_replay_shards: processes, on any nodes of a cluster, that hold the replay. Steps go
+                from the EnvRunners to them and batches from them to the learners, without passing
+                through the main process. 0 keeps the replay in that.
             checkpoint_replay: whether checkpoints hold the replay. Without it, a restored run first
                 gathers ``num_steps_sampled_before_learning_starts`` steps anew.
             updates_per_env_step: ratio of learning to acting; None lets both run free.
@@ -484,6 +489,13 @@ class RERPIConfig(AlgorithmConfig):
                 f"{self.num_environments} environments has its share of it, which must hold "
                 f"sequence_length={self.sequence_length} steps."
             )
+        if self.num_replay_shards > self.num_env_runners and not self.in_evaluation:
+            self._value_error(
+                f"num_replay_shards={self.num_replay_shards} is not allowed with num_env_runners="
+                f"{self.num_env_runners}: each EnvRunner fills one shard, so that there must be at "
+                "least as many EnvRunners. Set num_replay_shards=0 to keep the replay in the main "
+                "process."
+            )
         if self.is_multi_agent:
             self._value_error("multi_agent() is not allowed: there is one agent.")
         if self.train_batch_size_per_learner % self.steps_per_row:
@@ -579,6 +591,11 @@ class RERPIConfig(AlgorithmConfig):
             self._value_error(
                 f"num_learners={self.num_learners} is not allowed on the old API stack: it must be 0."
             )
+        if self.num_replay_shards:
+            self._value_error(
+                f"num_replay_shards={self.num_replay_shards} is not allowed on the old API stack: it "
+                "must be 0."
+            )
         for key in ("lr", "dual_lr"):
             if not checks.is_number(getattr(self, key)):
                 self._value_error(
@@ -621,6 +638,11 @@ class RERPIConfig(AlgorithmConfig):
     @property
     def steps_per_row(self) -> int:
         return steps_per_row(vars(self))
+
+    @property
+    def window_length(self) -> int | None:
+        """The number of steps in the windows of a batch, None if it has single transitions."""
+        return None if self.policy_evaluation == "td0" else int(self.sequence_length)
 
     @property
     def num_environments(self) -> int:

@@ -19,11 +19,13 @@ NUM_BAD_EPISODES = "num_bad_episodes"
 NUM_NONFINITE_UPDATES = "num_nonfinite_updates"
 NUM_ENV_RUNNER_RESTARTS = "num_env_runner_restarts"
 NUM_LEARNER_RESTARTS = "num_learner_restarts"
+NUM_REPLAY_SHARD_RESTARTS = "num_replay_shard_restarts"
 FAULTS = {
     NUM_BAD_EPISODES: "bad episodes",
     NUM_NONFINITE_UPDATES: "undone updates",
     NUM_ENV_RUNNER_RESTARTS: "EnvRunner restarts",
     NUM_LEARNER_RESTARTS: "learner restarts",
+    NUM_REPLAY_SHARD_RESTARTS: "replay shard restarts",
 }
 
 # Nothing can be learned from numbers beyond this: their squares leave the range of float32.
@@ -80,6 +82,18 @@ class Screening:
             if len(self._unfinished) > _EPISODES_REMEMBERED:  # The oldest was never finished.
                 del self._unfinished[next(iter(self._unfinished))]
         return False
+
+    def hand_over(self) -> tuple[list[str], list[bool]]:
+        """Return what was found, and which episodes were bad, since the last time."""
+        news = self.found, list(self._bad)
+        self.found = []
+        self._bad.clear()
+        return news
+
+    def take_over(self, found: list[str], bad: list[bool]) -> None:
+        """Count what another one has handed over."""
+        self.found += found
+        self._bad += bad
 
     @property
     def counted(self) -> tuple[int, int]:

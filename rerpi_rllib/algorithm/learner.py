@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import ray
 import torch
+from ray.exceptions import RayError
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.annotations import override
 
 from rerpi_rllib.algorithm.effects import TO_TAKE_OWN_STEPS
 from rerpi_rllib.algorithm.moments import Array
 from rerpi_rllib.algorithm.process import make_gradients, set_up_learning
+from rerpi_rllib.algorithm.replay_shards import join
 from rerpi_rllib.algorithm.rl_module import METRICS, TOTAL_LOSS, RERPITorchRLModule
 from rerpi_rllib.core.losses import Batch, Metrics
 from rerpi_rllib.core.optimizers import make_optimizers
 from rerpi_rllib.core.threads import Crew
 from rerpi_rllib.core.updates import NonFiniteUpdates, run_updates
 
-# The key of a call's results under which it says why its updates were undone.
-UNDONE = "undone"
+# Keys of a call's results, under which it says why its updates were undone or not made at all.
+UNDONE, NO_BATCH = "undone", "no_batch"
 
 
 class RERPITorchLearner(TorchLearner):
@@ -39,6 +45,7 @@ class RERPITorchLearner(TorchLearner):
     def build(self) -> None:
         self._threads = set_up_learning(self.config)
         self._crew = Crew()
+        self._rng = np.random.default_rng(self.config.seed)
         super().build()
         self._gradients = make_gradients(vars(self.config), self._device)
 
@@ -114,6 +121,16 @@ class RERPITorchLearner(TorchLearner):
         pin_memory = pin_memory or self._device.type == "cuda"
         return super()._convert_batch_type(batch, to_device, pin_memory, use_stream)
 
+    def _fetch(self, parts: Sequence[ray.ObjectRef]) -> tuple[TrainingData, str | None]:
+        """Return the batch that shards of the replay have drawn, or why it cannot be had."""
+        try:
+            columns = join(ray.get(list(parts)), self._rng)
+        except RayError as error:
+            return TrainingData(), str(error)
+        rows = len(columns["rewards"])
+        batch = MultiAgentBatch({DEFAULT_MODULE_ID: SampleBatch(columns)}, rows)
+        return TrainingData(batch=batch), None
+
     @override(TorchLearner)
     def update(
         self,
@@ -134,9 +151,13 @@ class RERPITorchLearner(TorchLearner):
         them: at 256 rows it would otherwise cost a good part of the update itself.
         """
         self._check_is_built()
-        self.before_gradient_based_update(timesteps=timesteps or {})
         training_data.validate()
-        training_data.solve_refs()
+        lost = None
+        if training_data.batch_refs is not None:
+            training_data, lost = self._fetch(training_data.batch_refs)
+        if not self._agree(lost is None):
+            return {NO_BATCH: lost or "another learner has none"}
+        self.before_gradient_based_update(timesteps=timesteps or {})
         batch = self._make_batch_if_necessary(training_data=training_data)
         self._weights_seq_no += 1
         module = self.module[DEFAULT_MODULE_ID].unwrapped()

@@ -25,15 +25,22 @@ class Moments:
         self._squares = np.zeros(size)  # The sum of squared distances to the mean.
 
     def add(self, rows: Array) -> None:
-        """Add rows ``[L, size]``, with the formula of Chan et al. for merging two sets."""
-        if len(rows) == 0:
-            return
-        mean = rows.mean(axis=0, dtype=np.float64)
+        """Add rows ``[L, size]``."""
+        if len(rows):
+            mean = rows.mean(axis=0, dtype=np.float64)
+            self._merge(len(rows), mean, np.square(rows - mean).sum(axis=0))
+
+    def merge(self, other: Moments) -> None:
+        """Add all rows that another one has seen."""
+        if other.count:
+            self._merge(other.count, other.mean, other._squares)
+
+    def _merge(self, rows: int, mean: Array, squares: Array) -> None:
+        """Merge two sets with the formula of Chan et al."""
         shift = mean - self.mean
-        count = self.count + len(rows)
-        self._squares += np.square(rows - mean).sum(axis=0)
-        self._squares += np.square(shift) * (self.count * len(rows) / count)
-        self.mean = self.mean + shift * (len(rows) / count)
+        count = self.count + rows
+        self._squares = self._squares + squares + np.square(shift) * (self.count * rows / count)
+        self.mean = self.mean + shift * (rows / count)
         self.count = count
 
     @property
@@ -92,6 +99,11 @@ class ReturnScale:
         if truncated and self._gamma < 1.0:
             seen = 1.0 - self._gamma ** int(self._lengths[lane])
             self._largest = max(self._largest, abs(total) / seen)
+
+    def merge(self, other: ReturnScale) -> None:
+        """Add all returns that another one has seen."""
+        self._moments.merge(other._moments)
+        self._largest = max(self._largest, other._largest)
 
     def for_lanes(self, num_lanes: int) -> ReturnScale:
         """Return one for another number of environments, which begin new episodes."""

@@ -10,46 +10,52 @@ a ring: an episode that arrives in several pieces is continued where its last pi
 
 from __future__ import annotations
 
-import hashlib
 import io
+import itertools
 import json
 import logging
 import mmap
-import os
 import pathlib
-import tempfile
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow.fs
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from ray.rllib.policy.sample_batch import SampleBatch
+from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from ray.rllib.utils.checkpoints import Checkpointable
 
-from rerpi_rllib.algorithm.checkpoint import (
-    SHARED_REPLAY,
-    DamagedCheckpoint,
-    check_file,
-    flush_directory,
-)
+from rerpi_rllib.algorithm.checkpoint import DamagedCheckpoint, check_file
 from rerpi_rllib.algorithm.faults import Screening
 from rerpi_rllib.algorithm.moments import Moments, ReturnScale
+from rerpi_rllib.algorithm.replay_files import (
+    ROWS_FILE,
+    SHARDS,
+    SHARED,
+    STATE_FILE,
+    STORED,
+    RowFiles,
+    Snapshot,
+    Spans,
+    directories_of_parts,
+    locate,
+    snapshot_of_state,
+)
 
 logger = logging.getLogger(__name__)
 
 Array: TypeAlias = npt.NDArray[Any]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Batch: TypeAlias = dict[str, Array]
-# For each lane, the first row and the one after the last, counted from the first ever written.
-Spans: TypeAlias = list[list[int]]
+Saved: TypeAlias = "Sequence[Callable[[], ReplayBuffer]]"
 
 _ROWS_AT_ONCE = 2**16  # This many rows are saved and loaded at a time.
-_STORED = "stored"
-_STATE_FILE, _ROWS_FILE = "state.json", "rows.bin"
-_SHARED = f"../{SHARED_REPLAY}/"  # As seen from the replay's directory in a checkpoint.
 _TRANSITION, _TERMINATED = np.uint8(1), np.uint8(2)
 
 
@@ -59,7 +65,83 @@ def _reserve(shape: tuple[int, ...], dtype: type) -> Array:
     return np.frombuffer(mmap.mmap(-1, size), dtype).reshape(shape)
 
 
-class ReplayBuffer(Checkpointable):
+def arguments_of(episode: SingleAgentEpisode) -> dict[str, Any]:
+    """Return the arguments of :meth:`ReplayBuffer.add` for an episode, or the next piece of one."""
+    return {
+        "episode_id": episode.id_,
+        "observations": episode.get_observations(),
+        "actions": np.reshape(episode.get_actions(), (len(episode), -1)),
+        "rewards": episode.get_rewards(),
+        "log_probs": episode.get_extra_model_outputs(Columns.ACTION_LOGP),
+        "terminated": episode.is_terminated,
+        "done": episode.is_done,
+        "first_step": episode.t_started,
+    }
+
+
+def _open_rows(state: dict[str, Any], name: str) -> io.BytesIO:
+    return io.BytesIO(state[STORED])
+
+
+class Replay(Checkpointable):
+    """What an algorithm asks of its replay, which is in its own process or in shards of it."""
+
+    screening: Screening  # What was found in the episodes that were stored.
+    moments: Moments  # Of all observations that were ever added, also those stored no longer.
+    returns: ReturnScale
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of stored transitions."""
+
+    @abstractmethod
+    def store_for(self, env_runner: int) -> Callable[[Any], Any] | None:
+        """Return what takes the samples of an EnvRunner where they are, if anything does."""
+
+    @abstractmethod
+    def take(self, samples: Any) -> int:
+        """Take what an EnvRunner, or what has taken its samples, returned: so many steps."""
+
+    @abstractmethod
+    def draw(self, rows: int, length: int | None) -> TrainingData:
+        """Draw the batch of an update call: single transitions, or windows of ``length`` steps."""
+
+    def find_lost(self) -> None:
+        """Look for shards that were lost, after a batch could not be fetched."""
+
+    def replace_lost(self) -> int:
+        """Replace the shards that were lost, and return how many."""
+        return 0
+
+    @property
+    @abstractmethod
+    def shared_files(self) -> dict[str, dict[str, Any]]:
+        """Size and checksum of each file that the last checkpoint shares with others, by its name."""
+
+    @abstractmethod
+    def save_to_path(
+        self,
+        path: str | pathlib.Path | None = None,
+        *,
+        state: dict[str, Any] | None = None,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        shared: pathlib.Path | None = None,
+        with_rows: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """Write a state file and the rows.
+
+        Args:
+            path: the directory; by default a new one.
+            state: what :meth:`get_state` has returned; by default what is stored now.
+            filesystem: where the path is; by default this machine.
+            shared: a directory of this machine that all checkpoints of a run share, to which only
+                the rows are added that are new since the last one.
+            with_rows: whether to write rows at all, or only what has been learned from them.
+        """
+
+
+class ReplayBuffer(Replay):
     """Replay that samples transitions, or windows of them, uniformly.
 
     A step needs ``4 * (observation + action + 2) + 1`` bytes, and each episode one row more. The
@@ -74,7 +156,7 @@ class ReplayBuffer(Checkpointable):
         *,
         num_lanes: int = 1,
         gamma: float = 0.99,
-        seed: int | None = None,
+        seed: int | Sequence[int] | None = None,
     ) -> None:
         self._lane_rows = max(1, capacity // num_lanes) + 1
         rows = self._lane_rows * num_lanes
@@ -95,14 +177,11 @@ class ReplayBuffer(Checkpointable):
         self._open: dict[str, int] = {}
         self._additions = 0
         self._size = 0
-        # Of all steps that were ever added, also those that are stored no longer.
         self.moments = Moments(observation_size)
         self.returns = ReturnScale(gamma, num_lanes)
         self.screening = Screening()
         self._rng = np.random.default_rng(seed)
-        # What checkpoints of a run have written: files with rows, and the heads at that time.
-        self._segments: list[dict[str, Any]] = []
-        self._saved_head = self._head.copy()
+        self.files = RowFiles()
         self._arguments: dict[str, Any] = {
             "capacity": capacity,
             "observation_size": observation_size,
@@ -116,18 +195,25 @@ class ReplayBuffer(Checkpointable):
         """Return the number of stored transitions."""
         return self._size
 
+    def store_for(self, env_runner: int) -> None:
+        """EnvRunners return their samples."""
+
+    def take(self, samples: Any) -> int:
+        if not isinstance(samples, list):  # Of the old API stack.
+            self.add_batch(samples.as_multi_agent().policy_batches[DEFAULT_POLICY_ID])
+            return int(samples.count)
+        for episode in samples:
+            self.add_episode(episode)
+        return sum(map(len, samples))
+
+    def draw(self, rows: int, length: int | None) -> TrainingData:
+        columns = self.sample(rows) if length is None else self.sample_sequences(rows, length)
+        batch = MultiAgentBatch({DEFAULT_MODULE_ID: SampleBatch(columns)}, rows)
+        return TrainingData(batch=batch)
+
     def add_episode(self, episode: SingleAgentEpisode) -> None:
         """Store an episode, or the next piece of one, as the EnvRunner returns it."""
-        self.add(
-            episode.id_,
-            observations=episode.get_observations(),
-            actions=np.reshape(episode.get_actions(), (len(episode), -1)),
-            rewards=episode.get_rewards(),
-            log_probs=episode.get_extra_model_outputs(Columns.ACTION_LOGP),
-            terminated=episode.is_terminated,
-            done=episode.is_done,
-            first_step=episode.t_started,
-        )
+        self.add(**arguments_of(episode))
 
     def add_batch(self, batch: SampleBatch) -> None:
         """Store what a worker of the old API stack returns: pieces of episodes, one after another."""
@@ -266,7 +352,7 @@ class ReplayBuffer(Checkpointable):
         """
         if self._size == 0:
             raise ValueError("The replay is empty: there is nothing to sample yet.")
-        placements = np.minimum(self._filled + length - 1, self._lane_rows) * (self._filled > 0)
+        placements = self._placements(length)
         ends = np.cumsum(placements)
         windows = np.empty((0, length + 1), np.int64)
         while len(windows) < size:
@@ -278,6 +364,15 @@ class ReplayBuffer(Checkpointable):
             has_steps = self._flags.take(rows[:, :-1]).any(axis=1)
             windows = np.concatenate([windows, rows[has_steps]])
         return windows
+
+    def _placements(self, length: int) -> IntArray:
+        """Return in how many places of each lane a window can be."""
+        places: IntArray = np.minimum(self._filled + length - 1, self._lane_rows)
+        return places * (self._filled > 0)
+
+    def num_windows(self, length: int | None) -> int:
+        """Return how many different windows there are to draw, or single transitions."""
+        return self._size if length is None else int(self._placements(length).sum())
 
     def _lane_for(self, episode_id: str) -> tuple[int, bool]:
         """Return the lane to write to, and whether its newest row belongs to the same episode."""
@@ -307,15 +402,36 @@ class ReplayBuffer(Checkpointable):
         self, components: Any = None, *, not_components: Any = None, **kwargs: Any
     ) -> dict[str, Any]:
         """Return the counters and a copy of what is stored; :meth:`save_to_path` copies nothing."""
-        file = io.BytesIO()
-        self._write_rows(file, self._stored_spans())
-        return self._counters() | {_STORED: file.getvalue()}
+        snapshot = self.snapshot()
+        return snapshot.counters | {STORED: b"".join(snapshot.pieces)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._restore(state, lambda name: io.BytesIO(state[_STORED]))
+        self._take_over(self.saved_in_state(state))
+
+    def snapshot(self, heads: Sequence[int] | None = None, with_rows: bool = True) -> Snapshot:
+        """Return the counters, and views of the rows that are new since the heads were these.
+
+        Args:
+            heads: by default, all rows are.
+            with_rows: whether to return rows at all, or only what has been learned from them.
+        """
+        if not with_rows:
+            return Snapshot(self._counters_without_rows(), [], ())
+        counters = self._counters()
+        spans: Spans = counters["segments"][0]["rows"]
+        if heads is not None:
+            # The row of the last observation belongs to both: what was done in it came later.
+            spans = [
+                [max(first, head), end] if head < end - 1 else [end, end]
+                for (first, end), head in zip(spans, heads)
+            ]
+        columns = self._columns.values()
+        views = (piece for column in columns for piece in self._pieces(column, spans))
+        return Snapshot(counters, spans, (view.reshape(-1).view(np.uint8) for view in views))
 
     def _counters(self) -> dict[str, Any]:
         """Return all but the rows, as JSON can hold it, and where the rows are: in one file."""
+        stored = [[int(h) + 1 - int(n), int(h) + 1] for h, n in zip(self._head, self._filled)]
         return {
             "head": self._head.tolist(),
             "written": self._written.tolist(),
@@ -326,7 +442,7 @@ class ReplayBuffer(Checkpointable):
             "moments": self.moments.get_state(),
             "returns": self.returns.get_state(),
             "rng": self._rng.bit_generator.state,
-            "segments": [{"file": _ROWS_FILE, "rows": self._stored_spans()}],
+            "segments": [{"file": ROWS_FILE, "rows": stored}],
         }
 
     def _counters_without_rows(self) -> dict[str, Any]:
@@ -360,83 +476,21 @@ class ReplayBuffer(Checkpointable):
         with_rows: bool = True,
         **kwargs: Any,
     ) -> str:
-        """Write a state file and the rows.
-
-        Args:
-            path: the directory; by default a new one.
-            state: what :meth:`get_state` has returned; by default what is stored now.
-            filesystem: where the path is; by default this machine.
-            shared: a directory of this machine that all checkpoints of a run share, to which only
-                the rows are added that are new since the last one.
-            with_rows: whether to write rows at all, or only what has been learned from them.
-        """
-        files = filesystem or pyarrow.fs.LocalFileSystem()
-        directory = pathlib.Path(path or tempfile.mkdtemp()).as_posix()
-        files.create_dir(directory, recursive=True)
-        state = dict(state) if state is not None else None
-        if not with_rows:
-            state = self._counters_without_rows()
-        elif shared is not None and state is None:
-            self._save_new_rows(shared)
-            state = self._counters() | {"segments": self._segments}
+        directory, files = locate(path, filesystem)
+        if state is not None and with_rows:
+            self.files.save_snapshot(directory, files, snapshot_of_state(state))
         else:
-            with files.open_output_stream(f"{directory}/{_ROWS_FILE}", compression=None) as file:
-                if state is None:
-                    self._write_rows(file, self._stored_spans())
-                else:
-                    file.write(state.pop(_STORED))
-        with files.open_output_stream(f"{directory}/{_STATE_FILE}") as file:
-            file.write(json.dumps(state or self._counters()).encode())
+            self.files.save(
+                directory,
+                files,
+                lambda heads: self.snapshot(heads, with_rows),
+                shared if with_rows else None,
+            )
         return directory
 
     @property
     def shared_files(self) -> dict[str, dict[str, Any]]:
-        """Size and checksum of each file that the last checkpoint shares with others, by its name."""
-        return {
-            segment["file"].removeprefix(_SHARED): {key: segment[key] for key in ("bytes", "sha256")}
-            for segment in self._segments
-        }
-
-    def _stored_spans(self) -> Spans:
-        return [[int(h) + 1 - int(n), int(h) + 1] for h, n in zip(self._head, self._filled)]
-
-    def _save_new_rows(self, shared: pathlib.Path) -> None:
-        """Write the rows that are new since the last time to a file that never changes again."""
-        shared.mkdir(parents=True, exist_ok=True)
-        if not all(_has_size(shared / name, m["bytes"]) for name, m in self.shared_files.items()):
-            self._segments, self._saved_head = [], np.full_like(self._head, -1)
-        stored = self._stored_spans()
-        # The row of the last observation belongs to both: what was done in it came later.
-        new = [
-            [max(first, int(saved)), end] if saved < end - 1 else [end, end]
-            for (first, end), saved in zip(stored, self._saved_head)
-        ]
-        kept = [
-            segment
-            for segment in self._segments
-            if any(a < b and b > first for (a, b), (first, _) in zip(segment["rows"], stored))
-        ]
-        if any(first < end for first, end in new):
-            kept.append({**self._write_segment(shared, new), "rows": new})
-        self._segments, self._saved_head = kept, self._head.copy()
-
-    def _write_segment(self, shared: pathlib.Path, spans: Spans) -> dict[str, Any]:
-        """Write rows beside their place and move them to a name made of their checksum."""
-        temporary = shared / f".{os.getpid()}.bin"
-        try:
-            with open(temporary, "wb") as file:
-                digest = _Digest(file)
-                self._write_rows(digest, spans)
-                file.flush()
-                os.fsync(file.fileno())
-            checksum = digest.hash.hexdigest()
-            os.replace(temporary, shared / f"{checksum[:32]}.bin")
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        flush_directory(shared)
-        name = f"{_SHARED}{checksum[:32]}.bin"
-        return {"file": name, "bytes": digest.size, "sha256": checksum}
+        return self.files.measures
 
     def _pieces(self, column: Array, spans: Spans) -> Iterator[Array]:
         """Yield the rows of these spans as views of a column, some at a time."""
@@ -444,11 +498,6 @@ class ReplayBuffer(Checkpointable):
             for start in range(first, end, _ROWS_AT_ONCE):
                 for rows, _ in self._ring_slices(lane, start, min(_ROWS_AT_ONCE, end - start)):
                     yield column[rows]
-
-    def _write_rows(self, file: Any, spans: Spans) -> None:
-        for column in self._columns.values():
-            for piece in self._pieces(column, spans):
-                file.write(piece.tobytes())
 
     def _read_rows(self, file: Any, spans: Spans) -> None:
         for column in self._columns.values():
@@ -464,13 +513,29 @@ class ReplayBuffer(Checkpointable):
         filesystem: pyarrow.fs.FileSystem | None = None,
         **kwargs: Any,
     ) -> None:
-        files = filesystem or pyarrow.fs.LocalFileSystem()
-        directory = pathlib.Path(path).as_posix()
-        with files.open_input_stream(f"{directory}/{_STATE_FILE}") as file:
+        self._take_over(self.saved_in_path(path, filesystem))
+
+    def saved_in_state(self, state: dict[str, Any]) -> Saved:
+        """Return what reads the buffers in the state of a replay, each in its own shape."""
+        return [
+            partial(self._read, part, partial(_open_rows, part))
+            for part in state.get(SHARDS, [state])
+        ]
+
+    def saved_in_path(self, path: Any, filesystem: pyarrow.fs.FileSystem | None = None) -> Saved:
+        """Return what reads the buffers that a replay has saved, each in its own shape."""
+        directory, files = locate(path, filesystem)
+        return [
+            partial(self._read_part, directory, part, files)
+            for part in directories_of_parts(directory, files)
+        ]
+
+    def _read_part(self, directory: str, part: str, files: pyarrow.fs.FileSystem) -> ReplayBuffer:
+        with files.open_input_stream(f"{part}/{STATE_FILE}") as file:
             state = json.loads(file.read())
         try:
             for segment in state["segments"]:
-                if segment["file"].startswith(_SHARED):
+                if segment["file"].startswith(SHARED):
                     measures = {key: segment[key] for key in ("bytes", "sha256")}
                     check_file(pathlib.Path(directory), segment["file"], measures)
         except DamagedCheckpoint as error:
@@ -478,32 +543,55 @@ class ReplayBuffer(Checkpointable):
             lanes = len(state["head"])
             empty = {"head": [-1] * lanes, "written": [0] * lanes, "size": 0, "additions": 0}
             state |= {**empty, "open": {}, "segments": []}
-        self._restore(
-            state, lambda name: files.open_input_stream(f"{directory}/{name}", compression=None)
-        )
 
-    def _restore(self, state: dict[str, Any], open_file: Callable[[str], Any]) -> None:
-        """Take over what a state and its rows hold; if they are broken, change nothing."""
+        def open_file(name: str) -> Any:
+            place = directory if name.startswith(SHARED) else part
+            return files.open_input_stream(f"{place}/{name}", compression=None)
+
+        return self._read(state, open_file)
+
+    def _read(self, state: dict[str, Any], open_file: Callable[[str], Any]) -> ReplayBuffer:
         lane_rows, lanes = state["lane_rows"], len(state["head"])
         same_shape = lane_rows == self._lane_rows and lanes == len(self._head)
         shape = {"capacity": (lane_rows - 1) * lanes, "num_lanes": lanes}
-        restored = ReplayBuffer(**(self._arguments if same_shape else self._arguments | shape))
+        saved = ReplayBuffer(**(self._arguments if same_shape else self._arguments | shape))
         for segment in state["segments"]:  # From old to new: later ones overwrite earlier ones.
             with open_file(segment["file"]) as file:
-                restored._read_rows(file, segment["rows"])
-        restored._set_counters(state)
-        if all(segment["file"].startswith(_SHARED) for segment in state["segments"]):
-            restored._segments, restored._saved_head = state["segments"], restored._head.copy()
-        if not same_shape:  # The run goes on with another capacity or another number of environments.
-            other, restored = restored, ReplayBuffer(**self._arguments)
-            for episode in other._episodes():
-                restored.add(**episode)
-            restored.moments = other.moments
-            restored.returns = other.returns.for_lanes(len(restored._head))
-            restored._rng.bit_generator.state = state["rng"]
+                saved._read_rows(file, segment["rows"])
+        saved._set_counters(state)
+        if all(segment["file"].startswith(SHARED) for segment in state["segments"]):
+            saved.files = RowFiles(state["segments"], state["head"])
+        return saved
+
+    def _take_over(self, saved: Saved) -> None:
+        """Take the place of other buffers; if one of them is broken, change nothing."""
+        buffers = (read() for read in saved)
+        restored = first = next(buffers)
+        if len(saved) > 1 or not self.has_shape_of(first):
+            # The run goes on with another capacity, or another number of environments or shards.
+            restored = ReplayBuffer(**self._arguments)
+            moments, returns = self.empty_statistics()
+            for other in itertools.chain([first], buffers):
+                for piece in other.pieces_of_episodes():
+                    restored.add(**piece)
+                moments.merge(other.moments)
+                returns.merge(other.returns)
+            restored.know(moments, returns)
+            restored._rng = first._rng
         self.__dict__.update(restored.__dict__)
 
-    def _episodes(self) -> Iterator[dict[str, Any]]:
+    def has_shape_of(self, other: ReplayBuffer) -> bool:
+        return other._lane_rows == self._lane_rows and len(other._head) == len(self._head)
+
+    def empty_statistics(self) -> tuple[Moments, ReturnScale]:
+        return Moments(len(self.moments.mean)), ReturnScale(self._arguments["gamma"], 0)
+
+    def know(self, moments: Moments, returns: ReturnScale) -> None:
+        """Take these for the statistics of all steps that were ever added."""
+        self.moments = moments
+        self.returns = returns.for_lanes(len(self._head))
+
+    def pieces_of_episodes(self) -> Iterator[dict[str, Any]]:
         """Yield what is stored as arguments of :meth:`add`, the oldest first within each lane."""
         for lane, (head, filled) in enumerate(zip(self._head, self._filled)):
             if filled == 0:
@@ -525,22 +613,3 @@ class ReplayBuffer(Checkpointable):
                         "done": True,
                     }
                 start = int(end) + 1
-
-
-class _Digest:
-    """Writes to a file, and computes size and checksum of what is written."""
-
-    def __init__(self, file: Any) -> None:
-        self._file, self.hash, self.size = file, hashlib.sha256(), 0
-
-    def write(self, data: bytes) -> None:
-        self._file.write(data)
-        self.hash.update(data)
-        self.size += len(data)
-
-
-def _has_size(path: pathlib.Path, size: int) -> bool:
-    try:
-        return path.stat().st_size == size
-    except OSError:
-        return False

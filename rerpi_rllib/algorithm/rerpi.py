@@ -8,7 +8,9 @@ import re
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.policy.policy import Policy
-from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
+from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
@@ -48,13 +50,15 @@ from rerpi_rllib.algorithm.faults import (
     NUM_ENV_RUNNER_RESTARTS,
     NUM_LEARNER_RESTARTS,
     NUM_NONFINITE_UPDATES,
+    NUM_REPLAY_SHARD_RESTARTS,
     LearnerBackup,
     Waiting,
 )
-from rerpi_rllib.algorithm.learner import UNDONE
+from rerpi_rllib.algorithm.learner import NO_BATCH, UNDONE
 from rerpi_rllib.algorithm.process import compile_for_learning, set_up_learning
 from rerpi_rllib.algorithm.rate_limiter import RateLimiter
-from rerpi_rllib.algorithm.replay import ReplayBuffer
+from rerpi_rllib.algorithm.replay import Replay, ReplayBuffer
+from rerpi_rllib.algorithm.replay_shards import ReplayShards
 from rerpi_rllib.algorithm.saving import SavedAlgorithm
 from rerpi_rllib.core.threads import one_torch_thread_each
 from rerpi_rllib.core.updates import NonFiniteUpdates
@@ -69,14 +73,21 @@ _MAX_FAILURES_IN_A_ROW = 3
 _SECONDS_TO_STOP = 10.0
 
 
-def _sample_and_get_metrics(env_runner: EnvRunner) -> tuple[Any, dict[str, Any] | None] | str:
-    """Return a fragment and its metrics, or what went wrong in the environment."""
+def _sample_and_get_metrics(
+    env_runner: EnvRunner, store: Callable[[Any], Any] | None = None
+) -> tuple[Any, dict[str, Any] | None] | str:
+    """Return a fragment and its metrics, or what went wrong in the environment.
+
+    If there is somebody to store the fragment, what they return takes its place.
+    """
     try:
         samples = env_runner.sample()
         # RLlib itself asks the workers of the old stack for their metrics, once an iteration.
-        return samples, env_runner.get_metrics() if isinstance(samples, list) else None
+        metrics = env_runner.get_metrics() if isinstance(samples, list) else None
     except Exception:
         failure = traceback.format_exc()
+    else:
+        return samples if store is None else store(samples), metrics
     try:
         # Workers of the old stack cannot rebuild their environments.
         if env_runner.config.enable_env_runner_and_connector_v2:
@@ -84,6 +95,10 @@ def _sample_and_get_metrics(env_runner: EnvRunner) -> tuple[Any, dict[str, Any] 
     except Exception:
         failure += traceback.format_exc()
     return failure
+
+
+class NoBatch(Exception):
+    """Learners could not fetch the batch of an update call, and have done nothing."""
 
 
 class RERPI(SavedAlgorithm):
@@ -118,15 +133,7 @@ class RERPI(SavedAlgorithm):
             # While the EnvRunners start, for whose spaces the learner has to wait.
             threading.Thread(target=compile_for_learning, args=(config,)).start()
         super().setup(config)
-        observation_space, action_space = self.spaces_of_networks
-        self.replay = ReplayBuffer(
-            self.config.replay_capacity,
-            int(np.prod(observation_space.shape)),
-            int(np.prod(action_space.shape)),  # This is 1 for a discrete action.
-            num_lanes=self.config.num_environments,
-            gamma=self.config.gamma,
-            seed=self.config.seed,
-        )
+        self.replay = self._make_replay()
         self._limiter = RateLimiter(
             self.config.updates_per_env_step,
             self.config.num_steps_sampled_before_learning_starts,
@@ -156,6 +163,26 @@ class RERPI(SavedAlgorithm):
     def log_result(self, result: dict[str, Any]) -> None:
         super().log_result(result)
         self._exporter.export(result, len(self.replay))
+
+    def _make_replay(self) -> Replay:
+        config = self.config
+        observation_space, action_space = self.spaces_of_networks
+        sizes = {
+            "observation_size": int(np.prod(observation_space.shape)),
+            "action_size": int(np.prod(action_space.shape)),  # This is 1 for a discrete action.
+        }
+        common = {"gamma": config.gamma, "seed": config.seed, **sizes}
+        if not config.num_replay_shards:
+            return ReplayBuffer(config.replay_capacity, num_lanes=config.num_environments, **common)
+        return ReplayShards(
+            config.replay_capacity,
+            num_shards=config.num_replay_shards,
+            num_env_runners=config.num_env_runners,
+            lanes_per_env_runner=config.num_envs_per_env_runner,
+            length=config.window_length,
+            num_learners=config.num_learners,
+            **common,
+        )
 
     @override(Algorithm)
     def training_step(self) -> dict[str, Any] | None:
@@ -205,22 +232,26 @@ class RERPI(SavedAlgorithm):
                 continue
             self._failures_in_a_row = 0
             samples, metrics = result
+            steps = self.replay.take(samples)
+            self._limiter.env_steps += steps
             if self.config.uses_old_api_stack:
-                self.replay.add_batch(samples.as_multi_agent().policy_batches[DEFAULT_POLICY_ID])
-                steps = samples.count
                 self._counters[NUM_ENV_STEPS_SAMPLED] += steps
                 self._counters[NUM_AGENT_STEPS_SAMPLED] += steps
             else:
-                for episode in samples:
-                    self.replay.add_episode(episode)
-                steps = sum(map(len, samples))
                 self.metrics.aggregate([metrics], key=ENV_RUNNER_RESULTS)
-            self._limiter.env_steps += steps
             self._note_bad_episodes(runner)
+        self._replace_lost_shards()
         if self._is_asynchronous:
             if results:
                 self._request_samples()
             self._restart_hanging_env_runners()
+
+    def _replace_lost_shards(self) -> None:
+        """Count lost shards of the replay; if no steps are left, learning waits for some."""
+        if lost := self.replay.replace_lost():
+            self._count(NUM_REPLAY_SHARD_RESTARTS, lost)
+            if not len(self.replay):
+                self._limiter.refill()
 
     def _note_failure(self, failure: str) -> None:
         """Log a failed environment, which has been rebuilt; several failures in a row end the run."""
@@ -306,7 +337,9 @@ class RERPI(SavedAlgorithm):
         if self._limiter.may_sample(in_flight, per_runner * self.config.num_env_runners):
             for runner in self.env_runner_group.healthy_env_runner_ids():
                 if self.env_runner_group.foreach_env_runner_async(
-                    _sample_and_get_metrics, tag="sample", remote_worker_ids=[runner]
+                    partial(_sample_and_get_metrics, store=self.replay.store_for(runner)),
+                    tag="sample",
+                    remote_worker_ids=[runner],
                 ):
                     self._waiting.asked(runner)
 
@@ -329,14 +362,11 @@ class RERPI(SavedAlgorithm):
         if self.learner_group is not None and self.learner_group.is_remote:
             self._backup.keep(self.learner_group, self._limiter.updates)
         rows = updates * self.config.total_train_batch_size // self.config.steps_per_row
-        if self.config.policy_evaluation == "td0":
-            batch = self.replay.sample(rows)
-        else:
-            batch = self.replay.sample_sequences(rows, self.config.sequence_length)
+        data = self.replay.draw(rows, self.config.window_length)
         # Taken here, since more steps come in while the learner works.
         known, scale = self.replay.moments, self.replay.returns.scale
         moments = (known.mean, known.stddev) if self.config.normalize_observations else None
-        learning = self._learner_thread.submit(self._update, batch, rows, moments, scale)
+        learning = self._learner_thread.submit(self._update, data, moments, scale)
         try:
             while self._is_asynchronous and not wait([learning], _SECONDS_BETWEEN_LOOKS).done:
                 self._collect(wait=0.0)
@@ -349,6 +379,10 @@ class RERPI(SavedAlgorithm):
             results = learning.result()
         except NonFiniteUpdates as reason:
             self._note_undone(reason, updates)
+            return
+        except NoBatch as reason:
+            logger.warning("Updates are put off, since their batch was lost: %s", reason)
+            self.replay.find_lost()
             return
         self._undone_in_a_row = self._losses_in_a_row = 0
         self._limiter.updates += updates
@@ -405,8 +439,7 @@ class RERPI(SavedAlgorithm):
 
     def _update(
         self,
-        batch: dict[str, np.ndarray],
-        rows: int,
+        data: TrainingData,
         moments: tuple[np.ndarray, np.ndarray] | None,
         return_scale: float,
     ) -> Any:
@@ -416,11 +449,11 @@ class RERPI(SavedAlgorithm):
             if moments is not None:
                 policy.model.nets.set_observation_moments(*map(torch.from_numpy, moments))
             policy.model.nets.set_return_scale(return_scale)
-            return policy.learn_on_batch(SampleBatch(batch))
+            return policy.learn_on_batch(data.batch.policy_batches[DEFAULT_POLICY_ID])
         results = self.learner_group.update(
-            training_data=TrainingData(
-                batch=MultiAgentBatch({DEFAULT_MODULE_ID: SampleBatch(batch)}, rows)
-            ),
+            training_data=data,
+            # Batches of shards are fetched by the learners themselves.
+            defer_solve_refs_to_learner=True,
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._limiter.env_steps},
             minibatch_size=self.config.train_batch_size_per_learner // self.config.steps_per_row,
             observation_moments=moments,
@@ -429,6 +462,8 @@ class RERPI(SavedAlgorithm):
         for result in results:
             if UNDONE in result:
                 raise NonFiniteUpdates(result[UNDONE])
+            if NO_BATCH in result:
+                raise NoBatch(result[NO_BATCH])
         return results
 
     @override(Algorithm)

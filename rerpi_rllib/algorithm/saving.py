@@ -28,7 +28,7 @@ from rerpi_rllib.algorithm.config import RERPIConfig
 from rerpi_rllib.algorithm.env_runner import RERPIEnvRunner, later_seed
 from rerpi_rllib.algorithm.faults import LearnerBackup
 from rerpi_rllib.algorithm.rate_limiter import RateLimiter
-from rerpi_rllib.algorithm.replay import ReplayBuffer
+from rerpi_rllib.algorithm.replay import Replay
 from rerpi_rllib.core import layers
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class SavedAlgorithm(Algorithm):
     The subclass sets the attributes below in its :meth:`setup`.
     """
 
-    replay: ReplayBuffer
+    replay: Replay
     _limiter: RateLimiter
     _backup: LearnerBackup
     _learner_thread: Executor
