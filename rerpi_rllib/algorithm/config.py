@@ -347,10 +347,9 @@ class RERPIConfig(AlgorithmConfig):
             value_range: returns that a "categorical" or "hl_gauss" critic can tell apart; what is
                 beyond counts as the nearer end. With ``normalize_returns`` it is known.
             temperature_solver: "exact" solves the dual for the states at hand (a large batch, or
-                several small ones between two target copies), which makes the weights independent
-                of the scale of the rewards (each of several learners solves it for its own share
-                of the batch); "adam" takes one gradient step an update, as
-                the paper, but on the logarithm and with ``dual_lr``.
+                several small ones between two target copies, those of all learners), which makes
+                the weights independent of the scale of the rewards; "adam" takes one gradient step
+                an update, as the paper, but on the logarithm and with ``dual_lr``.
             policy_evaluation: how the critic's targets are made: "td0", "nstep" or "retrace".
             n_step: rewards in an n-step return.
             retrace_lambda: Retrace's lambda.

@@ -43,7 +43,6 @@ class Need:
 
 # Otherwise RLlib takes the steps of the optimizers, with what it does around them.
 TO_TAKE_OWN_STEPS = (
-    Need("num_learners", (0, 1)),
     Need("grad_clip", (None,)),
     Need("torch_skip_nan_gradients", (True,)),
     Need("log_gradients", (False,)),

@@ -23,6 +23,7 @@ from rerpi_rllib.algorithm.replay_shards import join
 from rerpi_rllib.algorithm.rl_module import METRICS, TOTAL_LOSS, RERPITorchRLModule
 from rerpi_rllib.core.losses import Batch, Metrics
 from rerpi_rllib.core.optimizers import make_optimizers
+from rerpi_rllib.core.peers import Peers
 from rerpi_rllib.core.threads import Crew
 from rerpi_rllib.core.updates import NonFiniteUpdates, run_updates
 
@@ -33,8 +34,9 @@ UNDONE, NO_BATCH = "undone", "no_batch"
 class RERPITorchLearner(TorchLearner):
     """Critic, policy and multipliers, each with an Adam of its own.
 
-    It takes the steps itself. Where the user changed something in RLlib's own steps (several
-    learners, gradient clipping, a learner or module of their own), it leaves them to RLlib.
+    It takes the steps itself. Where the user changed something in RLlib's own steps (gradient
+    clipping, a learner or module of their own), it leaves them to RLlib. Several learners make the
+    updates that one would make with all their batches.
     """
 
     def __repr__(self) -> str:
@@ -48,6 +50,10 @@ class RERPITorchLearner(TorchLearner):
         self._rng = np.random.default_rng(self.config.seed)
         super().build()
         self._gradients = make_gradients(vars(self.config), self._device)
+        if self.config.num_learners > 1:
+            self.module[DEFAULT_MODULE_ID].unwrapped().nets.peers = Peers(self._device)
+            # With the same seed, all would sample the same actions.
+            torch.manual_seed(torch.initial_seed() + torch.distributed.get_rank())
 
     @property
     def _is_of_this_package(self) -> bool:
@@ -64,7 +70,6 @@ class RERPITorchLearner(TorchLearner):
                 "optimizers": optimizers,
                 "step": self._rllib_step,
                 "ahead": self._is_of_this_package,
-                "agree": self._agree,
             }
         # Synchronous runs take the steps in turn, to be repeatable.
         side_by_side = (
@@ -72,6 +77,7 @@ class RERPITorchLearner(TorchLearner):
             and config.num_env_runners > 0
             and self._device.type == "cpu"
             and config.fit != "value_gradient"
+            and config.num_learners < 2
         )
         return {
             "optimizers": optimizers,
@@ -83,14 +89,6 @@ class RERPITorchLearner(TorchLearner):
         outputs, _, _ = self._update({DEFAULT_MODULE_ID: minibatch})
         metrics: Metrics = outputs[DEFAULT_MODULE_ID][METRICS]
         return metrics
-
-    def _agree(self, is_sound: bool) -> bool:
-        """Tell whether the updates of all learners are sound: each sees a part of a batch only."""
-        if self.config.num_learners < 2:
-            return is_sound
-        flag = torch.tensor(float(is_sound), device=self._device)
-        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN)
-        return bool(flag)
 
     @override(TorchLearner)
     def configure_optimizers_for_module(
@@ -155,12 +153,12 @@ class RERPITorchLearner(TorchLearner):
         lost = None
         if training_data.batch_refs is not None:
             training_data, lost = self._fetch(training_data.batch_refs)
-        if not self._agree(lost is None):
+        module = self.module[DEFAULT_MODULE_ID].unwrapped()
+        if not module.nets.peers.agree(lost is None):
             return {NO_BATCH: lost or "another learner has none"}
         self.before_gradient_based_update(timesteps=timesteps or {})
         batch = self._make_batch_if_necessary(training_data=training_data)
         self._weights_seq_no += 1
-        module = self.module[DEFAULT_MODULE_ID].unwrapped()
         if observation_moments is not None:
             module.nets.set_observation_moments(*map(torch.from_numpy, observation_moments))
         if return_scale is not None:

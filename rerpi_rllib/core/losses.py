@@ -19,6 +19,7 @@ from rerpi_rllib.core import evaluation, weights
 from rerpi_rllib.core.constraints import Constraint
 from rerpi_rllib.core.fitting import fit_policy
 from rerpi_rllib.core.networks import ActorCritic
+from rerpi_rllib.core.peers import ALONE
 from rerpi_rllib.core.plan import Plan
 from rerpi_rllib.core.policies import Distribution
 from rerpi_rllib.core.settings import LearningSettings
@@ -27,6 +28,8 @@ from rerpi_rllib.core.settings import LearningSettings
 Batch = Mapping[str, Any]
 Metrics = dict[str, Tensor]
 PLAN, TARGETS, CANDIDATES, WEIGHTED = "plan", "targets", "candidates", "weighted"
+# The number of steps in a batch of windows, as a multiple of its mean over all learners.
+SHARE = "share"
 
 
 def rerpi_losses(
@@ -67,6 +70,8 @@ def critic_loss(
         actions, targets = actions.flatten(0, 1), targets.flatten(0, 1)
         is_step = batch["loss_mask"].flatten().to(targets.dtype)
     loss = nets.critic.loss(_states(batch, settings), actions, targets, is_step)
+    if SHARE in batch:
+        loss = loss * batch[SHARE]
     shown = loss.detach()
     if nets.critic.head.squares_errors:
         shown = nets.to_reward_units(nets.to_reward_units(shown))
@@ -134,7 +139,12 @@ def prepare_critic(
         joined = {key: torch.cat([batch[key] for batch in batches]) for key in columns}
     rows = [len(batch["rewards"]) for batch in batches]
     targets = critic_targets(nets, joined, settings).split(rows)
-    return [{**batch, TARGETS: chunk} for batch, chunk in zip(batches, targets)]
+    prepared: list[Batch] = [{**batch, TARGETS: part} for batch, part in zip(batches, targets)]
+    if settings.policy_evaluation == "td0" or nets.peers is ALONE:
+        return prepared
+    steps = torch.stack([batch["loss_mask"].sum().float() for batch in batches])
+    shares = steps / nets.peers.mean(steps)[0]
+    return [{**batch, SHARE: share} for batch, share in zip(prepared, shares)]
 
 
 @torch.no_grad()
@@ -315,7 +325,7 @@ def weigh(
             )
             temperature = learned.detach()
         else:
-            temperature = weights.solve_temperature(values, constraint.epsilon, log_prior)
+            temperature = weights.solve_temperature(values, constraint.epsilon, log_prior, nets.peers)
         result = weights.exponential_weights(values, temperature, log_prior)
         is_value = constraint.part == "nonparametric"  # The other part are distances.
         metrics[constraint.multiplier] = (

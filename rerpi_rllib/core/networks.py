@@ -13,6 +13,7 @@ from rerpi_rllib.core.constraints import Constraint
 from rerpi_rllib.core.critics import Critic
 from rerpi_rllib.core.layers import NetworkSettings, Normalize
 from rerpi_rllib.core.multipliers import Multiplier
+from rerpi_rllib.core.peers import ALONE, Alone
 from rerpi_rllib.core.policies import POLICIES, Policy, PolicySettings
 
 
@@ -30,6 +31,8 @@ class ActorCritic(nn.Module):
         inference_only: whether to hold the online policy alone, which is what acting needs.
     """
 
+    # The learners of the same networks, if there are several.
+    peers: Alone = ALONE
     num_updates: Tensor
     return_scale: Tensor | None
     policy: Policy

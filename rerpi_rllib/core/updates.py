@@ -89,7 +89,7 @@ def _step(
 ) -> Metrics:
     parameters = _parameters(optimizers)
     gradients, metrics = gradient_function(nets, batch, settings, parameters)
-    for parameter, gradient in zip(parameters, gradients):
+    for parameter, gradient in zip(parameters, nets.peers.average(gradients)):
         parameter.grad = gradient
     for optimizer in optimizers:
         optimizer.step()
@@ -107,7 +107,6 @@ def run_updates(
     crew: Crew | None = None,
     step: Step | None = None,
     ahead: bool = True,
-    agree: Callable[[bool], bool] = bool,
 ) -> dict[str, float]:
     """Make one update for every ``minibatch_size`` rows, in order, or none of them.
 
@@ -121,11 +120,11 @@ def run_updates(
         gradients: what computes the gradients of these steps, if they are to be compiled.
         crew: does Steps 2 and 3 beside Step 1, and evaluates the target networks for the next updates
             beside both. Between two target copies neither depends on the other, except with value
-            gradients, where it must not be given.
+            gradients, where it must not be given. Nor must it with several learners, which have to
+            make the same calls in the same order.
         step: takes the steps, in a way of its own.
         ahead: whether to evaluate the target networks for several updates at once. Otherwise the
             losses of each update do.
-        agree: tells whether all learners' updates are sound, given whether this one's are.
 
     Returns:
         The mean of each metric over the updates.
@@ -196,7 +195,7 @@ def run_updates(
         before.restore()
         raise
     means, is_finite = _means(logged, before.total())
-    if not agree(is_finite):
+    if not nets.peers.agree(is_finite):
         reason = _diagnosis(nets, columns, logged)
         before.restore()
         raise NonFiniteUpdates(reason)

@@ -17,6 +17,8 @@ import math
 import torch
 from torch import Tensor
 
+from rerpi_rllib.core.peers import ALONE, Alone
+
 # Below this fraction of the range of Q the exponential weights are one-hot for every purpose, so it
 # stands in for "temperature zero" where the dual has no minimum at a positive temperature.
 _SMALLEST_RELATIVE_TEMPERATURE = 1e-12
@@ -79,8 +81,8 @@ def temperature_dual(
 
 
 def _kl_and_slope(
-    below: Tensor, log_prior: Tensor | float, log_temperature: Tensor
-) -> tuple[Tensor, Tensor]:
+    below: Tensor, log_prior: Tensor | float, log_temperature: Tensor, peers: Alone
+) -> tuple[Tensor, ...]:
     """Return the weights' KL to the prior and minus its derivative by the log temperature."""
     scaled = below * torch.exp(-log_temperature)
     masses = torch.exp(scaled + log_prior)
@@ -88,11 +90,13 @@ def _kl_and_slope(
     first = masses * scaled
     mean = first.sum(dim=0) / total
     variance = (first * scaled).sum(dim=0) / total - mean.square()
-    return (mean - total.log()).mean(), variance.mean()
+    return peers.mean((mean - total.log()).mean(), variance.mean())
 
 
 @torch.no_grad()
-def solve_temperature(q_values: Tensor, epsilon: float, log_prior: Tensor | None = None) -> Tensor:
+def solve_temperature(
+    q_values: Tensor, epsilon: float, log_prior: Tensor | None = None, peers: Alone = ALONE
+) -> Tensor:
     """Find the temperature that minimises :func:`temperature_dual` for this batch.
 
     The dual's derivative is ``epsilon - KL(weights || prior)``, and that KL falls as the
@@ -111,6 +115,7 @@ def solve_temperature(q_values: Tensor, epsilon: float, log_prior: Tensor | None
         q_values: ``[N, B]``, finite.
         epsilon: the KL to reach, averaged over states.
         log_prior: ``[N, B]`` if the actions are not samples.
+        peers: learners with as many other states; the temperature is that of all states.
 
     Returns:
         A positive scalar of the dtype and device of ``q_values``.
@@ -122,19 +127,20 @@ def solve_temperature(q_values: Tensor, epsilon: float, log_prior: Tensor | None
     may_look = q_values.device.type == "cpu" and not torch.compiler.is_dynamo_compiling()
     below = _below_maximum(q_values.double())
     prior = _log_prior(below, None if log_prior is None else log_prior.double())
-    widest = -below.min()
+    widest = peers.maximum(-below.min())
     floor = (widest * _SMALLEST_RELATIVE_TEMPERATURE).clamp(min=_SMALLEST_TEMPERATURE).log()
     # d KL / d log eta = -variance(Q / eta) >= -(range / 2 eta)^2, hence KL <= range^2 / 8 eta^2.
     low, high = floor, torch.maximum((widest / math.sqrt(8.0 * epsilon)).log() + 1e-6, floor)
     # For nearly equal weights KL = variance(Q) / 2 eta^2.
-    variance = below.square().mean() - below.mean(dim=0).square().mean()
-    guess = 0.5 * (variance / (2.0 * epsilon)).log()
+    squares, squared_means = peers.mean(below.square().mean(), below.mean(dim=0).square().mean())
+    guess = 0.5 * ((squares - squared_means) / (2.0 * epsilon)).log()
     log_temperature = torch.minimum(torch.maximum(guess, low), high)
     # At the lowest temperature only the best actions have a weight.
     best = (below > -floor.exp()) * torch.as_tensor(prior, device=below.device).exp()
-    is_reachable = -best.sum(dim=0).log().mean() > epsilon
+    (greedy_kl,) = peers.mean(-best.sum(dim=0).log().mean())
+    is_reachable = greedy_kl > epsilon
     for _ in range(100 if may_look else _STEPS_ON_DEVICES):
-        kl, slope = _kl_and_slope(below, prior, log_temperature)
+        kl, slope = _kl_and_slope(below, prior, log_temperature, peers)
         if may_look and (
             not is_reachable or (kl - epsilon).abs() <= 1e-10 * epsilon or high - low < 1e-13
         ):
