@@ -21,6 +21,7 @@ from rerpi_rllib.core import threads as threads_module
 from rerpi_rllib.core import updates as updates_module
 from rerpi_rllib.core.critics import Critic
 from rerpi_rllib.core.gradients import critic_gradients, policy_gradients
+from rerpi_rllib.core.peers import ALONE
 from rerpi_rllib.core.plan import plan_update
 from rerpi_rllib.core.settings import LearningSettings
 from rerpi_rllib.core.updates import run_updates
@@ -178,7 +179,7 @@ class _Nets(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.copies, self.constraints = 0, {}
+        self.copies, self.constraints, self.peers = 0, {}, ALONE
         self.register_buffer("num_updates", torch.zeros((), dtype=torch.int64))
 
     def update_targets(self):
