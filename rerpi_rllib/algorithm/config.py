@@ -177,6 +177,8 @@ class RERPIConfig(AlgorithmConfig):
         self.env_timeout_s: float | None = 300.0
 
         # RLlib's own settings have defaults that fit.
+        # Lost EnvRunners are asked without waiting whether they are back.
+        self.env_runner_health_probe_timeout_s = 0.0
         self.gamma = 0.99
         self.train_batch_size = 3072
         self.env_runner_cls: type | None = RERPIEnvRunner

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import ray
+from ray.exceptions import RayError
 from ray.rllib.core import COMPONENT_LEARNER
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
@@ -142,6 +145,29 @@ class Waiting:
             else:
                 self.forget(runner)
         return {runner: seconds for runner, seconds in self._seconds.items() if seconds > limit}
+
+
+class Revival:
+    """Finds lost EnvRunners that have been started anew, without waiting for any.
+
+    Where nodes come and go, one may have to wait for hours until there is a place for it.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[int, int], Any] = {}
+
+    def look(self, manager: Any) -> None:
+        """Mark those of RLlib's manager as healthy that have answered since the last time."""
+        for number, actor in manager.actors().items():
+            key = id(manager), number
+            if manager.is_actor_healthy(number):
+                self._asked.pop(key, None)
+            elif key not in self._asked:
+                self._asked[key] = actor.ping.remote()
+            elif ray.wait([self._asked[key]], timeout=0)[0]:
+                with suppress(RayError):  # Then it is asked again.
+                    ray.get(self._asked.pop(key))
+                    manager.set_actor_state(number, healthy=True)
 
 
 class LearnerBackup:

@@ -52,6 +52,7 @@ from rerpi_rllib.algorithm.faults import (
     NUM_NONFINITE_UPDATES,
     NUM_REPLAY_SHARD_RESTARTS,
     LearnerBackup,
+    Revival,
     Waiting,
 )
 from rerpi_rllib.algorithm.learner import NO_BATCH, UNDONE
@@ -60,6 +61,7 @@ from rerpi_rllib.algorithm.rate_limiter import RateLimiter
 from rerpi_rllib.algorithm.replay import Replay, ReplayBuffer
 from rerpi_rllib.algorithm.replay_shards import ReplayShards
 from rerpi_rllib.algorithm.saving import SavedAlgorithm
+from rerpi_rllib.algorithm.weights import Weights
 from rerpi_rllib.core.threads import one_torch_thread_each
 from rerpi_rllib.core.updates import NonFiniteUpdates
 
@@ -74,12 +76,16 @@ _SECONDS_TO_STOP = 10.0
 
 
 def _sample_and_get_metrics(
-    env_runner: EnvRunner, store: Callable[[Any], Any] | None = None
+    env_runner: EnvRunner,
+    store: Callable[[Any], Any] | None = None,
+    weights: Weights | None = None,
 ) -> tuple[Any, dict[str, Any] | None] | str:
     """Return a fragment and its metrics, or what went wrong in the environment.
 
     If there is somebody to store the fragment, what they return takes its place.
     """
+    if weights is not None:
+        weights.give_to(env_runner)
     try:
         samples = env_runner.sample()
         # RLlib itself asks the workers of the old stack for their metrics, once an iteration.
@@ -142,7 +148,7 @@ class RERPI(SavedAlgorithm):
         self._failures_in_a_row = self._undone_in_a_row = self._losses_in_a_row = 0
         self._has_named_bad_episode = False
         self._waiting = Waiting()
-        self._backup = LearnerBackup()
+        self._backup, self._revival = LearnerBackup(), Revival()
         for name in FAULTS:
             self._count(name, 0)
         self._old_stack_results: dict[str, Any] = {}
@@ -198,18 +204,33 @@ class RERPI(SavedAlgorithm):
                     self._learn(updates)
                 if self._is_asynchronous or self.config.updates_per_env_step is None:
                     break  # There may always be more to do.
-            if self._limiter.updates:
+            if self._limiter.updates != self._updates_sent:
                 with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
-                    self.env_runner_group.sync_weights(
-                        from_worker_or_learner_group=self.learner_group,
-                        inference_only=self.learner_group is not None,
-                    )
+                    self._send_weights()
         except RayActorError:
             if not self._has_lost_learners:
                 raise
             # The next call replaces them.
             logger.warning("A learner was lost:\n%s", traceback.format_exc())
         return self._old_stack_results if self.config.uses_old_api_stack else None
+
+    def _send_weights(self) -> None:
+        if self._is_asynchronous and not self.config.uses_old_api_stack:
+            self._weights = Weights.of(self.learner_group)  # Requests carry them.
+        else:
+            self.env_runner_group.sync_weights(
+                from_worker_or_learner_group=self.learner_group,
+                inference_only=self.learner_group is not None,
+            )
+        self._updates_sent = self._limiter.updates
+
+    @override(Algorithm)
+    def step(self) -> dict[str, Any]:
+        result: dict[str, Any] = super().step()
+        # Whoever asks the algorithm for its module gets the one of this EnvRunner.
+        if self._weights is not None and self.env_runner is not None:
+            self._weights.give_to(self.env_runner)
+        return result
 
     def _updates_due(self) -> int:
         return self._limiter.updates_due(self._updates_per_call()) if len(self.replay) else 0
@@ -323,6 +344,7 @@ class RERPI(SavedAlgorithm):
 
     @override(Algorithm)
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
+        self._revival.look(env_runner_group._worker_manager)
         restored: list[int] = super().restore_env_runners(env_runner_group)
         if env_runner_group is self.env_runner_group and restored:
             self._count(NUM_ENV_RUNNER_RESTARTS, len(restored))
@@ -337,7 +359,11 @@ class RERPI(SavedAlgorithm):
         if self._limiter.may_sample(in_flight, per_runner * self.config.num_env_runners):
             for runner in self.env_runner_group.healthy_env_runner_ids():
                 if self.env_runner_group.foreach_env_runner_async(
-                    partial(_sample_and_get_metrics, store=self.replay.store_for(runner)),
+                    partial(
+                        _sample_and_get_metrics,
+                        store=self.replay.store_for(runner),
+                        weights=self._weights,
+                    ),
                     tag="sample",
                     remote_worker_ids=[runner],
                 ):
@@ -427,6 +453,7 @@ class RERPI(SavedAlgorithm):
         before = self._limiter.updates
         learners, self._limiter.updates = self._backup.rebuild(self.learner_group, before)
         self.learner_group: Any = learners
+        self._updates_sent = 0
         lost = before - self._limiter.updates
         self.metrics.log_value(NUM_UPDATES_LIFETIME, -lost, reduce="lifetime_sum")
         self._count(NUM_LEARNER_RESTARTS, 1)

@@ -29,6 +29,7 @@ from rerpi_rllib.algorithm.env_runner import RERPIEnvRunner, later_seed
 from rerpi_rllib.algorithm.faults import LearnerBackup
 from rerpi_rllib.algorithm.rate_limiter import RateLimiter
 from rerpi_rllib.algorithm.replay import Replay
+from rerpi_rllib.algorithm.weights import Weights
 from rerpi_rllib.core import layers
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,9 @@ class SavedAlgorithm(Algorithm):
     """
 
     replay: Replay
+    # The newest weights that the EnvRunners get, and the number of updates when they got any.
+    _weights: Weights | None = None
+    _updates_sent = 0
     _limiter: RateLimiter
     _backup: LearnerBackup
     _learner_thread: Executor
@@ -93,6 +97,7 @@ class SavedAlgorithm(Algorithm):
             self._limiter.set_state(state[_LIMITER])
             self._time_total = state[_TIME_TOTAL]
         self._backup.forget()  # The learners get another state.
+        self._weights, self._updates_sent = None, 0
 
     @override(Algorithm)
     def get_state(
