@@ -172,10 +172,13 @@ def test_a_lost_shard_costs_its_share(shards, tmp_path):
         time.sleep(0.05)
     assert [name for name, _ in shards.store_for(2).shards] == [(1, 1), (0, 0)]
     # A report that was on its way when the shard was lost is of another one.
-    shards.take(Report((1, 0), steps=5, size=60, windows=60, moments={}))
+    shards.take(Report((1, 0), 1000, steps=5, size=60, windows=60, moments={}))
     assert len(shards) == 300
     shards.take(ray.get(shards.actors[1].add.remote([_piece(500, 20, "new")])))
     assert shards.sizes == [300, 20] and shards.moments.count == known.count + 21
+    # So is one that was overtaken by a later one.
+    shards.take(Report((1, 1), 1, steps=5, size=60, windows=60, moments={}))
+    assert len(shards) == 320
     shards.restore_from_path(tmp_path)
     assert shards.sizes == [300, 0] and shards.moments.count == known.count
 

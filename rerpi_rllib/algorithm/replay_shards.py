@@ -48,6 +48,7 @@ class Report:
 
     Args:
         shard: its name: its number, and which one of this number it is.
+        serial: rises from report to report, which may arrive in another order.
         steps: of the samples that it was given just now.
         size: the number of stored steps.
         windows: how many different rows of a batch it can draw.
@@ -57,6 +58,7 @@ class Report:
     """
 
     shard: tuple[int, int]
+    serial: int = 0
     steps: int = 0
     size: int = 0
     windows: int = 0
@@ -71,7 +73,7 @@ class ReplayShard:
     """The actor: a :class:`ReplayBuffer` with these arguments, for windows of ``length`` steps."""
 
     def __init__(self, name: tuple[int, int], arguments: dict[str, Any], length: int | None) -> None:
-        self._name, self._length = name, length
+        self._name, self._length, self._serial = name, length, 0
         self._buffer = ReplayBuffer(**arguments)
 
     def add(self, pieces: Sequence[dict[str, Any]]) -> Report:
@@ -82,8 +84,10 @@ class ReplayShard:
 
     def report(self) -> Report:
         found, bad = self._buffer.screening.hand_over()
+        self._serial += 1
         return Report(
             self._name,
+            self._serial,
             size=len(self._buffer),
             windows=self._buffer.num_windows(self._length),
             moments=self._buffer.moments.get_state(),
@@ -262,9 +266,9 @@ class ReplayShards(Replay):
         return samples.steps
 
     def _note(self, report: Report) -> None:
-        number = report.shard[0]
-        if self._reports[number].shard == report.shard:
-            self._reports[number] = report
+        known = self._reports[report.shard[0]]
+        if known.shard == report.shard and known.serial < report.serial:
+            self._reports[report.shard[0]] = report
         self.screening.take_over(list(report.found), list(report.bad))
 
     def draw(self, rows: int, length: int | None) -> TrainingData:
@@ -327,7 +331,7 @@ class ReplayShards(Replay):
                 )
             before = self._reports[number]
             name = (number, before.shard[1] + 1)
-            self._reports[number] = replace(before, shard=name, size=0, windows=0)
+            self._reports[number] = replace(before, shard=name, serial=0, size=0, windows=0)
             self._files[number] = RowFiles()
             self._actors[number] = self._start(*name)
             self._starting[number] = self._actors[number].know.remote(before)
