@@ -72,9 +72,20 @@ class Report:
 class ReplayShard:
     """The actor: a :class:`ReplayBuffer` with these arguments, for windows of ``length`` steps."""
 
-    def __init__(self, name: tuple[int, int], arguments: dict[str, Any], length: int | None) -> None:
-        self._name, self._length, self._serial = name, length, 0
+    def __init__(
+        self,
+        name: tuple[int, int],
+        arguments: dict[str, Any],
+        length: int | None,
+        shown_as: str,
+    ) -> None:
+        self._name, self._length, self._shown_as = name, length, shown_as
+        self._serial = 0
         self._buffer = ReplayBuffer(**arguments)
+
+    def __repr__(self) -> str:
+        """Return the name of the actor; Ray asks for it."""
+        return self._shown_as
 
     def add(self, pieces: Sequence[dict[str, Any]]) -> Report:
         """Store pieces of episodes, each the arguments of :meth:`ReplayBuffer.add`."""
@@ -183,6 +194,7 @@ class ReplayShards(Replay):
         num_env_runners, lanes_per_env_runner: who hands in steps.
         length: steps in the windows of a batch, None for single transitions.
         num_learners: for how many learners a batch is.
+        shown_as: what Ray's dashboard and logs call a shard, given its number.
         seed: of all shards.
         arguments: those of :class:`ReplayBuffer` that are the same for all of them.
     """
@@ -197,6 +209,7 @@ class ReplayShards(Replay):
         length: int | None,
         num_learners: int,
         seed: int | None,
+        shown_as: Callable[[int], str] = "replay shard {}".format,
         **arguments: Any,
     ) -> None:
         self._length, self._num_learners = length, max(1, num_learners)
@@ -212,6 +225,7 @@ class ReplayShards(Replay):
                     "seed": None if seed is None else [seed, number],
                 }
             )
+        self._shown_as = shown_as
         self._rng = np.random.default_rng(seed)
         self._empty = ReplayBuffer(**arguments, capacity=1)
         self.screening = Screening()
@@ -227,7 +241,9 @@ class ReplayShards(Replay):
     def _start(self, number: int, generation: int) -> Any:
         """Start an actor on any node, evenly; beside its memory it needs little."""
         actor = ray.remote(num_cpus=0, scheduling_strategy="SPREAD", max_restarts=0)(ReplayShard)
-        return actor.remote((number, generation), self._arguments[number], self._length)
+        return actor.remote(
+            (number, generation), self._arguments[number], self._length, self._shown_as(number)
+        )
 
     def __len__(self) -> int:
         return sum(report.size for report in self._reports)

@@ -187,6 +187,7 @@ class RERPI(SavedAlgorithm):
             lanes_per_env_runner=config.num_envs_per_env_runner,
             length=config.window_length,
             num_learners=config.num_learners,
+            shown_as=partial(config.actor_name, "replay shard"),
             **common,
         )
 

@@ -63,6 +63,12 @@ def _options(
     """Take the options that stand before a command."""
 
 
+_ADDRESS: Any = typer.Option(
+    metavar="auto|HOST:PORT",
+    help="Join a Ray cluster, whose nodes share --storage-path, instead of starting Ray here.",
+)
+
+
 @app.command()
 def train(
     words: Annotated[
@@ -114,12 +120,14 @@ def train(
     max_failures: Annotated[
         int, typer.Option(min=0, max=1000, help="How often a run that fails is tried again.")
     ] = 3,
+    address: Annotated[Optional[str], _ADDRESS] = None,
     dashboard: Annotated[bool, _DASHBOARD] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
 ) -> None:
     """Train an algorithm, with settings from options or from a file (options win)."""
-    from rerpi_rllib.runs.process import prepare_process
+    from rerpi_rllib.runs.process import choose_cluster, prepare_process
 
+    choose_cluster(address)
     prepare_process()
     from rerpi_rllib.runs.files import parse_assignments, parse_json_object
     from rerpi_rllib.runs.machine import no_gpu_hint
@@ -339,12 +347,14 @@ def sweep(
     directory_name: Annotated[
         Optional[str], typer.Option("--name", help="The sweep's directory there.")
     ] = None,
+    address: Annotated[Optional[str], _ADDRESS] = None,
     dashboard: Annotated[bool, _DASHBOARD] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
 ) -> None:
     """Run a sweep with Ray Tune, or what is left of it, and end with a figure and a table."""
-    from rerpi_rllib.runs.process import prepare_process
+    from rerpi_rllib.runs.process import choose_cluster, prepare_process
 
+    choose_cluster(address)
     prepare_process()
     from rerpi_rllib.analysis.summary import summarise
     from rerpi_rllib.runs.files import parse_assignments, parse_json_object

@@ -27,6 +27,8 @@ from rerpi_rllib.core.updates import run_updates
 from rerpi_rllib.runs.errors import EndedBySignal
 from rerpi_rllib.runs.signals import processes_survive_signals
 
+logger = logging.getLogger(__name__)
+
 
 def is_machine_without_gpu() -> bool:
     """Return whether runs take place on this machine and it has no GPU."""
@@ -244,7 +246,14 @@ def _check_resources(config: RERPIConfig) -> None:
     request = config.algo_class.default_resource_request(config.to_dict())
     for kind, amount in request.required_resources.items():
         available = ray.cluster_resources().get(kind, 0)
-        if amount > available:
+        if amount > available and "RAY_ADDRESS" in os.environ:
+            logger.warning(
+                "The run needs %g %s and the cluster has %g: it begins when there are as many.",
+                amount,
+                kind,
+                available,
+            )
+        elif amount > available:
             raise ValueError(
                 f"The run needs {amount:g} {kind} and there are {available:g}: "
                 "change num_env_runners, num_learners or --num-gpus."

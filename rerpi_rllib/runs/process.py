@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 
 import gymnasium
 
 import rerpi_rllib
 from rerpi_rllib.envs.rendering import choose_backend
+
+
+def choose_cluster(address: str | None) -> None:
+    """Let Ray join the cluster at an address, in the first call of anything that uses Ray.
+
+    Args:
+        address: HOST:PORT of the head, or "auto" for the cluster that this machine belongs to. None
+            leaves it to RAY_ADDRESS; without that, Ray is started on this machine.
+    """
+    if address is None:
+        return
+    if address != "auto" and not re.fullmatch(r"[^\s/:]+:\d+", address):
+        raise ValueError(f"--address {address!r} is not allowed: it must be 'auto' or HOST:PORT.")
+    os.environ["RAY_ADDRESS"] = address
 
 
 def prepare_process(pictures: bool = False) -> None:
