@@ -1,6 +1,9 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,21 @@ def ray_session():
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
+
+
+def in_a_cluster_of_its_own(script):
+    """Run a script that starts a cluster in a process of its own, and prints "survived" at its end."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # Sockets have short names.
+        # Otherwise a Ray that other tests start would look for this cluster.
+        environment = {**os.environ, "RAY_TMPDIR": directory}
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=600,
+        )
+    assert "survived" in done.stdout, done.stderr[-2000:]
 
 
 # With these settings training takes moments.

@@ -2,16 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import networks_of, on_old_stack, tiny_config
+from conftest import in_a_cluster_of_its_own, networks_of, on_old_stack, tiny_config
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.tune.registry import register_env
 
@@ -392,14 +389,4 @@ print("survived", flush=True)
 
 
 def test_a_node_of_the_cluster_is_lost():
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # Sockets have short names.
-        # Otherwise a Ray that other tests start would look for this cluster.
-        environment = {**os.environ, "RAY_TMPDIR": directory}
-        done = subprocess.run(
-            [sys.executable, "-c", LOSES_A_NODE],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=600,
-        )
-    assert "survived" in done.stdout, done.stderr[-2000:]
+    in_a_cluster_of_its_own(LOSES_A_NODE)
