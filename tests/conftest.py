@@ -61,7 +61,7 @@ def ray_session():
 
 
 def in_a_cluster_of_its_own(script):
-    """Run a script that starts a cluster in a process of its own, and prints "survived" at its end."""
+    """Run a script that starts a cluster; it has to print "survived" in the end."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # Sockets have short names.
         # Otherwise a Ray that other tests start would look for this cluster.
         environment = {**os.environ, "RAY_TMPDIR": directory}

@@ -211,7 +211,7 @@ def test_training_with_shards(ray_session):
         assert sum(algorithm.replay.sizes) == result["num_env_steps_sampled_lifetime"]
         assert algorithm.replay.sizes[0] > algorithm.replay.sizes[1] > 0
         networks = algorithm.learner_group._learner.module["default_policy"].unwrapped().nets
-        assert networks.policy.inputs[0].mean.abs().sum() > 0 and networks.return_scale != 1.0
+        assert networks.policy.body[0].mean.abs().sum() > 0 and networks.return_scale != 1.0
         ray.kill(algorithm.replay.actors[0])
         result = train_until(algorithm._limiter.env_steps + 600)
         assert result["num_replay_shard_restarts"] == 1
