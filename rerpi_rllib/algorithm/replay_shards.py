@@ -22,6 +22,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rerpi_rllib.algorithm.faults import Screening
 from rerpi_rllib.algorithm.moments import Moments, ReturnScale
@@ -233,14 +234,22 @@ class ReplayShards(Replay):
         self._lost: set[int] = set()
         self._losses_in_a_row = 0
         self._starting: dict[int, Any] = {}
+        self._nodes: dict[int, str] = {}
         self._reports = [Report((number, 0)) for number in range(num_shards)]
         self._actors = [self._start(number, 0) for number in range(num_shards)]
         for report in ray.get([actor.report.remote() for actor in self._actors]):
             self._note(report)
 
     def _start(self, number: int, generation: int) -> Any:
-        """Start an actor on any node, evenly; beside its memory it needs little."""
-        actor = ray.remote(num_cpus=0, scheduling_strategy="SPREAD", max_restarts=0)(ReplayShard)
+        """Start an actor on the node that has the fewest. Beside its memory it needs little."""
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        with_cpus = [node for node in alive if node["Resources"].get("CPU")]
+        nodes = [node["NodeID"] for node in with_cpus or alive]
+        others = [node for other, node in self._nodes.items() if other != number]
+        self._nodes[number] = min(nodes, key=others.count)
+        # Ray's own strategy for spreading actors leaves those without a CPU of their own together.
+        strategy = NodeAffinitySchedulingStrategy(self._nodes[number], soft=True)
+        actor = ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)(ReplayShard)
         return actor.remote(
             (number, generation), self._arguments[number], self._length, self._shown_as(number)
         )
