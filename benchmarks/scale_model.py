@@ -16,9 +16,8 @@ from pathlib import Path
 import pandas as pd
 
 ROOT = Path(__file__).parents[1]
-STEP_BYTES = 4 * (67 + 21 + 2) + 1
-# As BATCH in scale.py; an update call makes as many updates as this at most.
-BATCH, UPDATES_PER_CALL = 256, 50
+# Of a row of a batch, with the sizes of scale.py: two observations, an action and three numbers.
+ROW_BYTES = 4 * (2 * 67 + 21 + 3)
 
 
 def fit(measured: pd.DataFrame) -> dict[str, float]:
@@ -50,7 +49,6 @@ def extrapolate(
     requests = steps / (arguments.envs * arguments.fragment)
     updates = arguments.updates_per_s
     rows = updates * arguments.learners * arguments.batch
-    row_bytes = STEP_BYTES + 4 * 67
     parts = [
         (
             "main process",
@@ -64,13 +62,13 @@ def extrapolate(
         ),
         (
             "each shard's network, out",
-            rows * row_bytes / arguments.shards / arguments.network_bytes,
-            f"{rows * row_bytes / arguments.shards / 1e6:,.0f} MB/s of batches",
+            rows * ROW_BYTES / arguments.shards / arguments.network_bytes,
+            f"{rows * ROW_BYTES / arguments.shards / 1e6:,.0f} MB/s of batches",
         ),
         (
             "each learner's network, in",
-            updates * arguments.batch * row_bytes / arguments.network_bytes,
-            f"{updates * arguments.batch * row_bytes / 1e6:,.0f} MB/s of batches",
+            updates * arguments.batch * ROW_BYTES / arguments.network_bytes,
+            f"{updates * arguments.batch * ROW_BYTES / 1e6:,.0f} MB/s of batches",
         ),
         (
             "the first learner's network, out",
