@@ -59,7 +59,10 @@ class RERPITorchLearner(TorchLearner):
     def _is_of_this_package(self) -> bool:
         """Whether neither learner nor module is the user's own, which may do something else."""
         module = self.module[DEFAULT_MODULE_ID].unwrapped()
-        return type(self) is RERPITorchLearner and type(module) is RERPITorchRLModule
+        # In a process of its own, it is a class that Ray has derived from this one.
+        classes = type(self).__mro__
+        own = next(cls for cls in classes if not cls.__module__.startswith("ray."))
+        return own is RERPITorchLearner and type(module) is RERPITorchRLModule
 
     def _how_to_step(self, config: AlgorithmConfig) -> dict[str, Any]:
         """Return the arguments of :func:`run_updates` that say who takes the steps."""

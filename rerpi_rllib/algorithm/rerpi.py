@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from ray.exceptions import RayActorError
+from ray.exceptions import RayError, RayTaskError
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import (
     DEFAULT_MODULE_ID,
@@ -73,6 +73,7 @@ _SECONDS_PER_CALL = 1.0
 _SECONDS_BETWEEN_LOOKS = 0.05
 _MAX_FAILURES_IN_A_ROW = 3
 _SECONDS_TO_STOP = 10.0
+_SECONDS_TO_ANSWER = 30.0
 
 
 def _sample_and_get_metrics(
@@ -208,8 +209,10 @@ class RERPI(SavedAlgorithm):
             if self._limiter.updates != self._updates_sent:
                 with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
                     self._send_weights()
-        except RayActorError:
-            if not self._has_lost_learners:
+        except RayError as error:
+            if not self._has_lost_learners or (
+                isinstance(error, RayTaskError) and not self._is_a_learner_dead()
+            ):
                 raise
             # The next call replaces them.
             logger.warning("A learner was lost:\n%s", traceback.format_exc())
@@ -442,6 +445,15 @@ class RERPI(SavedAlgorithm):
             and group.is_remote
             and group._worker_manager.num_healthy_actors() < len(group)
         )
+
+    def _is_a_learner_dead(self) -> bool:
+        """Tell whether an error of one learner may come from the loss of another one."""
+        actors = self.learner_group._worker_manager.actors().values()
+        try:
+            ray.get([actor.__ray_ready__.remote() for actor in actors], timeout=_SECONDS_TO_ANSWER)
+        except RayError:
+            return True
+        return False
 
     def _replace_learners(self) -> None:
         """Build new learners with the newest state that is known of the lost ones."""
