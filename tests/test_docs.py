@@ -1,13 +1,16 @@
 """What the documentation shows works: examples, the page of settings, commands."""
 
+import base64
 import importlib.util
 import re
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import torch
 from conftest import tiny_config
+from nbclient import NotebookClient
 
 from rerpi_rllib.core.critics import HEADS
 from rerpi_rllib.core.policies import POLICIES
@@ -64,3 +67,40 @@ def test_what_the_page_adds_learns(examples, settings):
     algo.stop()
     parts = [part.name for part in POLICIES[settings["policy"]].PARTS]
     assert all(learned[f"kl_{part}"] > 0.0 and learned[f"alpha_{part}"] > 0.0 for part in parts)
+
+
+def _printed(notebook) -> str:
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert not [output for output in outputs if output.output_type == "error"]
+    return "".join(output.text for output in outputs if output.output_type == "stream")
+
+
+def _plots(notebook) -> list[bool]:
+    """Tell for each cell that shows a plot whether there is one in its outputs."""
+    plotting = [cell for cell in notebook.cells if "plt.show()" in cell.source]
+    pictures = [
+        [output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", ())]
+        for cell in plotting
+    ]
+    return [len(p) == 1 and len(base64.b64decode(p[0])) > 5_000 for p in pictures]
+
+
+def _swept(printed: str) -> list[float]:
+    """Return how far the mean has moved in the two trials of the notebook's sweep."""
+    return [float(number) for number in re.findall(r"target copies (\S+)", printed)]
+
+
+def test_the_notebook_runs_as_it_was_saved(monkeypatch, tmp_path):
+    notebook = nbformat.read(ROOT / "docs" / "tour.ipynb", as_version=4)
+    saved, plots = _printed(notebook), _plots(notebook)
+    assert len(plots) == 4 and all(plots)
+    monkeypatch.setenv("TOUR_STEPS", "1500")
+    for cell in notebook.cells:
+        cell.pop("outputs", None)
+    NotebookClient(notebook, timeout=600, kernel_name="python3").execute(cwd=str(tmp_path))
+    printed = _printed(notebook)
+    assert _plots(notebook) == plots
+    for text in (saved, printed):
+        assert "KL of the weights 0.300, bound 0.3" in text
+        tight, wide = _swept(text)
+        assert tight < wide / 10.0

@@ -108,7 +108,8 @@ def _lines(cells: list[dict[str, Any]]) -> Iterator[str]:
         elif source:
             yield f"```python\n{source}\n```"
         for output in cell.get("outputs", ()):
-            yield _output(output)
+            if output.get("name") != "stderr":
+                yield _output(output)
 
 
 def _output(output: dict[str, Any]) -> str:
@@ -116,7 +117,5 @@ def _output(output: dict[str, Any]) -> str:
     if "image/png" in data:
         image = "".join(data["image/png"]).replace("\n", "")
         return f'<img alt="output of the cell above" src="data:image/png;base64,{image}">'
-    if "text/html" in data:
-        return "".join(data["text/html"])
     text = "".join(output.get("text", data.get("text/plain", "")))
     return f'<pre class="output">{html.escape(text)}</pre>'
