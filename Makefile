@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 train: setup
 	$(BIN)/rllib train file configs/quickstart.yaml
 
-test: setup
+test: setup $(VENV)/.system
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 lint: setup
@@ -55,6 +55,18 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test,docs]'
 	touch $@
+
+# Programs of Debian that tests of the dashboard use; where they cannot be installed, these are skipped.
+SYSTEM_PACKAGES := chromium chromium-driver prometheus
+$(VENV)/.system: | setup
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && \
+		! (command -v chromium && command -v chromedriver && command -v prometheus) > /dev/null; then \
+		export DEBIAN_FRONTEND=noninteractive; \
+		install="apt-get install --yes --no-install-recommends $(SYSTEM_PACKAGES)"; \
+		$$install > $@.log 2>&1 || { apt-get update && $$install; } > $@.log 2>&1 || \
+		echo "$(SYSTEM_PACKAGES) cannot be installed: tests that need them are skipped."; \
+	fi
+	@touch $@
 
 clean:
 	rm -rf $(VENV)

@@ -11,12 +11,14 @@ import torch
 from ray.exceptions import RayError
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.annotations import override
 
 from rerpi_rllib.algorithm.effects import TO_TAKE_OWN_STEPS
+from rerpi_rllib.algorithm.histograms import NUM_STATES
 from rerpi_rllib.algorithm.moments import Array
 from rerpi_rllib.algorithm.process import make_gradients, set_up_learning
 from rerpi_rllib.algorithm.replay_shards import join
@@ -176,6 +178,8 @@ class RERPITorchLearner(TorchLearner):
             )
         except NonFiniteUpdates as reason:  # An error would end a remote learner.
             return {UNDONE: str(reason)}
+        states = batch.policy_batches[DEFAULT_MODULE_ID][Columns.OBS]
+        self.latest_states = states.reshape(-1, states.shape[-1])[:NUM_STATES].clone()
         for name, mean in means.items():
             self.metrics.log_value((DEFAULT_MODULE_ID, name), mean, reduce="mean")
         self._log_steps_trained_metrics(batch)

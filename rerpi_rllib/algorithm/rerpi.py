@@ -41,6 +41,7 @@ from ray.rllib.utils.metrics import (
     TIMERS,
 )
 from ray.rllib.utils.metrics.learner_info import LEARNER_STATS_KEY
+from ray.tune.result import TRIAL_INFO
 
 from rerpi_rllib.algorithm.config import RERPIConfig
 from rerpi_rllib.algorithm.exporter import NUM_UPDATES_LIFETIME, MetricsExporter
@@ -55,6 +56,7 @@ from rerpi_rllib.algorithm.faults import (
     Revival,
     Waiting,
 )
+from rerpi_rllib.algorithm.histograms import HISTOGRAMS, Histograms
 from rerpi_rllib.algorithm.learner import NO_BATCH, UNDONE
 from rerpi_rllib.algorithm.process import compile_for_learning, set_up_learning
 from rerpi_rllib.algorithm.rate_limiter import RateLimiter
@@ -66,6 +68,13 @@ from rerpi_rllib.core.threads import one_torch_thread_each
 from rerpi_rllib.core.updates import NonFiniteUpdates
 
 logger = logging.getLogger(__name__)
+
+
+def trial_name(config: Any) -> str | None:
+    """Return the name of the trial from what Tune gives as configuration; RLlib drops it."""
+    trial = config.get(TRIAL_INFO) if isinstance(config, dict) else None
+    return None if trial is None else str(trial.trial_name)
+
 
 _MAX_UPDATES_PER_CALL = 50
 _MAX_ROWS_PER_CALL = 2**18
@@ -115,7 +124,10 @@ class RERPI(SavedAlgorithm):
     the Q-function, and a policy fitted to them with separate bounds for mean and covariance.
     """
 
-    def __init__(self, config: Any = None, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, config: Any = None, *args: Any, trial: str | None = None, **kwargs: Any
+    ) -> None:
+        self._trial = trial_name(config) if trial is None else trial
         if not ray.is_initialized() and "RAY_ADDRESS" not in os.environ:
             # RLlib would start Ray with its dashboard, which nobody has asked for here.
             ray.init(include_dashboard=False)
@@ -153,7 +165,8 @@ class RERPI(SavedAlgorithm):
         for name in FAULTS:
             self._count(name, 0)
         self._old_stack_results: dict[str, Any] = {}
-        self._exporter = MetricsExporter(self.config, self.trial_name)
+        self._exporter = MetricsExporter(self.config, self._trial)
+        self._histograms = Histograms()
         if self.config.uses_old_api_stack:
             set_up_learning(self.config)
         # The learner works in a thread of its own, so that samples keep coming in meanwhile.
@@ -170,6 +183,8 @@ class RERPI(SavedAlgorithm):
     def log_result(self, result: dict[str, Any]) -> None:
         super().log_result(result)
         self._exporter.export(result, len(self.replay))
+        if self._trial is not None and (found := self._histograms.due(self.learner_group)):
+            result[HISTOGRAMS] = found
 
     def _make_replay(self) -> Replay:
         config = self.config

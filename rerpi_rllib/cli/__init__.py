@@ -69,7 +69,7 @@ _ADDRESS: Any = typer.Option(
 )
 
 
-@app.command()
+@app.command(epilog="Example: rllib train --algo RERPI --env Pendulum-v1 --preset compact")
 def train(
     words: Annotated[
         Optional[list[str]],
@@ -122,6 +122,18 @@ def train(
     ] = 3,
     address: Annotated[Optional[str], _ADDRESS] = None,
     dashboard: Annotated[bool, _DASHBOARD] = True,
+    wandb: Annotated[
+        Optional[str], typer.Option(metavar="PROJECT", help="Log to Weights & Biases.")
+    ] = None,
+    mlflow: Annotated[
+        Optional[str], typer.Option(metavar="URI", help="Log to an MLflow server or directory.")
+    ] = None,
+    aim: Annotated[
+        Optional[str], typer.Option(metavar="REPO", help="Log to an Aim repository.")
+    ] = None,
+    video_every: Annotated[
+        Optional[float], typer.Option(metavar="MINUTES", help="Film the policy every so often.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
 ) -> None:
     """Train an algorithm, with settings from options or from a file (options win)."""
@@ -138,6 +150,14 @@ def train(
 
     if words and (words[0] != "file" or len(words) != 2):
         raise ValueError(f"'rllib train {' '.join(words)}': it must be 'rllib train file FILE'.")
+    watching = Watching(
+        quiet=quiet,
+        dashboard=dashboard,
+        wandb=wandb,
+        mlflow=mlflow,
+        aim=aim,
+        video_every=video_every,
+    )
     options = Options(
         algo=algo,
         env=env,
@@ -168,7 +188,7 @@ def train(
         typer.echo(hint)
     outcome = run_training(
         run,
-        watching=Watching(quiet=quiet, dashboard=dashboard),
+        watching=watching,
         max_failures=max_failures,
         report=typer.echo,
     )
@@ -188,7 +208,7 @@ def train(
     )
 
 
-@app.command()
+@app.command(epilog="Example: rllib evaluate runs/NAME --episodes 10 --video cheetah.mp4")
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run's directory.")],
     episodes: Annotated[int, typer.Option(help="How many episodes.")] = 10,
@@ -232,7 +252,7 @@ def _print_episodes(result: dict[str, Any], video: Path | None, as_json: bool) -
         typer.echo(f"video {video}")
 
 
-@app.command()
+@app.command(epilog="Example: rllib enjoy cheetah-run --video cheetah.mp4")
 def enjoy(
     task: Annotated[
         str, typer.Argument(help="A task of `rllib list zoo`, or a directory of `rllib export`.")
@@ -244,7 +264,7 @@ def enjoy(
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seeds the episodes.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Play a policy of the zoo, or one that was exported. Example: rllib enjoy walker-walk."""
+    """Play a policy of the zoo, or one that was exported."""
     from rerpi_rllib.envs.rendering import choose_backend
 
     # Nothing here needs Ray, which takes seconds to import.
@@ -254,7 +274,7 @@ def enjoy(
     _print_episodes(play(task, episodes=episodes, seed=seed, video=video), video, as_json)
 
 
-@app.command()
+@app.command(epilog="Example: rllib export runs/NAME policy --onnx")
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run's directory.")],
     directory: Annotated[Path, typer.Argument(help="Where to write the policy and its card.")],
@@ -266,7 +286,7 @@ def export(
     ] = 20,
     video: Annotated[bool, typer.Option("--video", help="Film the first episode.")] = False,
 ) -> None:
-    """Write a policy that runs without Ray. Example: rllib export runs/NAME policies/NAME --onnx."""
+    """Write a policy that runs without Ray."""
     from rerpi_rllib.runs.process import prepare_process
 
     prepare_process(pictures=video)
@@ -288,7 +308,7 @@ def export(
         typer.echo(f"next        {shlex.join(['rllib', 'enjoy', str(short_path(directory))])}")
 
 
-@app.command()
+@app.command(epilog="Example: rllib inspect runs/NAME")
 def inspect(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run's directory.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
@@ -304,7 +324,7 @@ def inspect(
     typer.echo(json.dumps(found) if as_json else "\n".join(describe(found)))
 
 
-@app.command()
+@app.command(epilog="Example: rllib plot runs/NAME runs/OTHER --output curves.png")
 def plot(
     directories: Annotated[list[Path], typer.Argument(help="Directories of runs.")],
     output: Annotated[
@@ -320,7 +340,7 @@ def plot(
     typer.echo(str(short_path(plot_runs(directories, output))))
 
 
-@app.command()
+@app.command(epilog="Example: rllib sweep epsilon_mu --smoke")
 def sweep(
     name: Annotated[str, typer.Argument(help="A sweep of `rllib list sweeps`, or a YAML file.")],
     smoke: Annotated[
@@ -403,7 +423,7 @@ def sweep(
     check_failures(failed, directory)
 
 
-@app.command()
+@app.command(epilog="Example: rllib report runs/NAME")
 def report(
     directory: Annotated[Path, typer.Argument(help="The directory of a run or of a sweep.")],
     output: Annotated[
@@ -419,7 +439,7 @@ def report(
     typer.echo(str(short_path(write_report(directory, output))))
 
 
-@app.command()
+@app.command(epilog="Example: rllib figure landscape --output figures")
 def figure(
     name: Annotated[str, typer.Argument(help="A figure of `rllib list figures`.")],
     output: Annotated[Path, typer.Option(help="The directory of the PNG, SVG and CSV files.")] = Path(
@@ -452,7 +472,7 @@ def figure(
     typer.echo(str(short_path(path)))
 
 
-@app.command()
+@app.command(epilog="Example: rllib dashboard --prometheus")
 def dashboard(
     prometheus: Annotated[
         bool,
@@ -470,7 +490,7 @@ def dashboard(
         typer.echo(line)
 
 
-@app.command("list")
+@app.command("list", epilog="Example: rllib list envs")
 def list_(
     what: Annotated[
         Optional[str], typer.Argument(help="algos, envs, configs, sweeps, figures or zoo.")

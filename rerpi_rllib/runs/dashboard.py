@@ -35,9 +35,9 @@ _SECONDS_BETWEEN_SAMPLES = 5
 _SECONDS_TO_END = 30.0  # A Ray that runs writes its targets every five seconds.
 _TARGETS = "targets.json"
 _FIRST_GRAPHS = (
-    "ray_rerpi_episode_return_mean",
-    '{__name__=~"ray_rerpi_kl_.*"}',
-    '{__name__=~"ray_rerpi_.*_per_second"}',
+    "max by (trial) (ray_rerpi_episode_return_mean)",
+    'max by (trial, __name__) ({__name__=~"ray_rerpi_kl_.*"})',
+    'max by (trial, __name__) ({__name__=~"ray_rerpi_.*_per_second"})',
 )
 
 

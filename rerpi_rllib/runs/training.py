@@ -251,6 +251,9 @@ def _train_part(
     display = TrainingDisplay(
         f"{settings.algo} on {settings.env}", settings.stop, config.constraints, watching.quiet
     )
+    trackers = watching.callbacks(
+        directory, f"{settings.algo} on {settings.env}", config.constraints, report
+    )
     try:
         with running_ray(config, watching.dashboard) as address:
             signals.install()
@@ -274,6 +277,7 @@ def _train_part(
                         CheckpointByTime(),
                         PruneOldParts(directory, part.start),
                         _Recorder(run, part),
+                        *trackers,
                         display,
                     ],
                     checkpoint_config=CheckpointConfig(

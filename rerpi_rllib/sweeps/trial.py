@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rerpi_rllib import RERPI, RERPIConfig
+from rerpi_rllib.algorithm.rerpi import trial_name
 from rerpi_rllib.runs.results import env_steps, episode_return, greedy_return
 from rerpi_rllib.runs.settings import RunSettings
 
@@ -20,7 +21,8 @@ class SweepTrial(RERPI):
         is_trial = not isinstance(config, RERPIConfig) and "settings" in config
         self._metric = METRICS[config["metric"]] if is_trial else episode_return
         self._score = float("nan")
-        super().__init__(_build_config(config) if is_trial else config, **kwargs)
+        trial = trial_name(config)
+        super().__init__(_build_config(config) if is_trial else config, trial=trial, **kwargs)
 
     @classmethod
     def default_resource_request(cls, config: Any) -> Any:
