@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 # Files of the repository and what they are called in the site.
 FRONT_PAGE = "README.md"
 OTHER_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE")
-DIRECTORIES = ("results", "zoo")
-SHOWN = ("*.md", "*.png", "*.svg", "*.csv", "*.json", "*.jsonl")
+DIRECTORIES = ("results", "zoo", "deploy", "examples")
+SHOWN = ("*.md", "*.png", "*.svg", "*.csv", "*.json", "*.jsonl", "*.yaml", "*.py", "*.sh")
 _LINK = re.compile(r"(\]\(|(?:src|href)=\")(?!\w+:|#|/)([^)#\"\s]+)")
 
 
@@ -66,7 +66,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _file(config: MkDocsConfig, source: str, **content: str) -> File:
-    # Not all pages of results/ and zoo/ are in the navigation.
+    # Not all pages of these directories are in the navigation.
     return File.generated(config, source, inclusion=InclusionLevel.NOT_IN_NAV, **content)
 
 
