@@ -355,7 +355,7 @@ def test_a_task_of_the_control_suite_is_resumed_exactly(ray_session, tmp_path, b
 
 
 def _first_observations(replay):
-    return {tuple(episode["observations"][0]) for episode in replay._episodes()}
+    return {tuple(episode["observations"][0]) for episode in replay.pieces_of_episodes()}
 
 
 @pytest.mark.parametrize("stack", ["new", "old"])
