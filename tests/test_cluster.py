@@ -57,17 +57,14 @@ result = train_until(
     and result["num_updates_lifetime"] > before[1] + 100
     and result["num_replay_shard_restarts"] == shards_on_it
 )
-# Whether or not there is place for the lost EnvRunners now, they come back with a new node.
+# Whether or not there was place for the lost EnvRunners before, there is with a new node.
 cluster.add_node(num_cpus=2)
-result = train_until(
-    lambda result: algorithm.env_runner_group.num_healthy_remote_env_runners() == 4
-    and result["num_env_runner_restarts"] >= len(on_it)
-)
+assert lost.node_id not in [node_of(runner) for runner in runners.values()]
 steps = algorithm._limiter.env_steps
-result = train_until(lambda result: result["num_env_steps_sampled_lifetime"] > steps + 200)
-ratio = algorithm._limiter.updates / algorithm._limiter.env_steps
-assert abs(ratio / 0.5 - 1) < 0.05, ratio
-assert {"num_learner_restarts", "num_replay_shard_restarts"} <= result.keys()
+result = train_until(lambda result: result["num_env_steps_sampled_lifetime"] > steps + 400)
+# The updates of the last requests may still be due.
+ahead = algorithm._limiter.env_steps - algorithm._limiter.updates / 0.5
+assert -10 < ahead < 2000, ahead
 assert (result["num_learner_restarts"] > 0) == (lost.node_id in learners)
 algorithm.stop()
 ray.shutdown()
