@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import ray
@@ -37,7 +38,11 @@ assert min(algorithm.replay.sizes) > 0
 # Shards and EnvRunners are spread over the nodes.
 def node_of(actor):
     ask = lambda self: ray.get_runtime_context().get_node_id()
-    return ray.get(actor.__ray_call__.remote(ask))
+    while True:
+        try:
+            return ray.get(actor.__ray_call__.remote(ask))
+        except ray.exceptions.ActorUnavailableError:  # It is being started anew.
+            time.sleep(0.5)
 
 runners = algorithm.env_runner_group._worker_manager.actors()
 places = {number: node_of(runner) for number, runner in runners.items()}
