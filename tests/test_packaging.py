@@ -108,7 +108,7 @@ def test_every_dependency_is_pinned_to_a_version_that_it_allows():
 def test_every_import_of_the_package_is_a_dependency():
     assert not undeclared("rerpi_rllib", also_in_functions=False)
     # Imports within a function may also come from the extra that the feature needs.
-    assert not undeclared("rerpi_rllib", "search", "onnx")
+    assert not undeclared("rerpi_rllib", "search", "onnx", "benchmark")
 
 
 @pytest.mark.parametrize(
