@@ -8,6 +8,7 @@ from rerpi_rllib import RERPIConfig
 from rerpi_rllib.algorithm.checkpoint import describe_settings, describe_space
 from rerpi_rllib.envs import Joined, rendering
 from rerpi_rllib.runs import checkpoints, machine, planning
+from rerpi_rllib.runs.errors import RunFailed
 from rerpi_rllib.runs.files import parse_assignments, parse_json_object
 from rerpi_rllib.runs.planning import Options, plan_run
 from rerpi_rllib.runs.settings import RunSettings
@@ -215,3 +216,25 @@ def test_a_resumed_run_may_not_change_its_networks(tmp_path, monkeypatch, change
     checkpoints.check_resumable(tmp_path, config.copy())
     with pytest.raises(ValueError, match="A run cannot change them"):
         checkpoints.check_resumable(tmp_path, config.copy().training(**changed))
+
+
+@pytest.mark.parametrize(
+    "error,expected",
+    [
+        (Exception("The node timed out\nduring startup."), RunFailed),
+        (TimeoutError("Timed out."), RunFailed),
+        (ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:1"), ConnectionError),
+    ],
+    ids=repr,
+)
+def test_a_ray_that_does_not_start_fails_the_run(error, expected, monkeypatch):
+    def init(**options):
+        raise error
+
+    monkeypatch.setattr(machine.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(machine.ray, "init", init)
+    monkeypatch.setattr(machine.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(machine, "_set_environment", lambda: None)
+    with pytest.raises(expected) as failed, machine.running_ray(RERPIConfig()):
+        pass
+    assert "\n" not in str(failed.value) and str(error).split("\n")[0] in str(failed.value)

@@ -6,9 +6,11 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import urllib.parse
 import urllib.request
@@ -65,7 +67,10 @@ def _wait(for_what, *processes):
 def _end(process):
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=SECONDS)
+        try:
+            process.wait(timeout=SECONDS)
+        finally:
+            process.kill()  # Nothing, if it has ended.
 
 
 @pytest.fixture(scope="module")
@@ -284,6 +289,25 @@ def test_where_to_watch_without_a_run(monkeypatch):
     monkeypatch.setattr(module, "_DASHBOARDS", ())
     text = "\n".join(module.describe())
     assert "none is running" in text and "tensorboard" in text and "rerpi.json" in text
+
+
+def test_what_listens_at_the_port_of_a_dashboard_may_be_anything(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # It is not asked.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            client, _ = server.accept()
+            with client:
+                client.recv(10_000)
+                client.sendall(b"SSH-2.0-no-dashboard\r\n")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(module, "_DASHBOARDS", (address,))
+        assert module.running_dashboards() == []
+        answering.join(SECONDS)
+        assert not answering.is_alive()
 
 
 def test_every_command_has_an_example():

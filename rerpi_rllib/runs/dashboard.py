@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shlex
@@ -24,6 +25,8 @@ import yaml
 from rerpi_rllib.runs.errors import EndedBySignal, RunFailed
 from rerpi_rllib.runs.files import GRAFANA, short_path
 
+# What is asked is on this machine, which a proxy knows nothing of.
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 # Ray takes the first of these ports that is free.
 _DASHBOARDS = tuple(f"http://127.0.0.1:{port}" for port in range(8265, 8275))
 # Where Ray's dashboard looks for them, unless it was started with these variables.
@@ -65,12 +68,10 @@ def running_dashboards() -> list[str]:
 def _is_dashboard(address: str) -> bool:
     # Whoever listens there learns nothing: this is what a page asks before anybody has logged in.
     try:
-        with urllib.request.urlopen(
-            f"{address}/api/authentication_mode", timeout=_SECONDS_TO_ANSWER
-        ) as answer:
+        with _open(f"{address}/api/authentication_mode", timeout=_SECONDS_TO_ANSWER) as answer:
             return "authentication_mode" in json.load(answer)
-    except (OSError, ValueError, TypeError):
-        return False
+    except (OSError, http.client.HTTPException, ValueError, TypeError):
+        return False  # Something else listens there, or nothing.
 
 
 def describe() -> list[str]:
@@ -107,7 +108,7 @@ class _Servers:
         deadline = time.monotonic() + _SECONDS_TO_START
         while time.monotonic() < deadline and process.poll() is None:
             try:
-                with urllib.request.urlopen(ready, timeout=1.0):
+                with _open(ready, timeout=1.0):
                     return
             except OSError:
                 time.sleep(0.1)

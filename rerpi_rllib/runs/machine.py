@@ -24,7 +24,7 @@ from rerpi_rllib.algorithm.process import set_up_learning
 from rerpi_rllib.core.optimizers import make_optimizers
 from rerpi_rllib.core.settings import LearningSettings
 from rerpi_rllib.core.updates import run_updates
-from rerpi_rllib.runs.errors import EndedBySignal
+from rerpi_rllib.runs.errors import EndedBySignal, RunFailed
 from rerpi_rllib.runs.signals import processes_survive_signals
 
 logger = logging.getLogger(__name__)
@@ -239,6 +239,12 @@ def _start_ray(config: RERPIConfig, dashboard: bool) -> str | None:
     except SystemExit as error:
         # While it starts, Ray ends the process with the number of the signal.
         raise EndedBySignal(int(error.code or signal.SIGTERM)) from None
+    except Exception as error:
+        is_time_out = isinstance(error, TimeoutError)
+        if isinstance(error, (OSError, ValueError)) and not is_time_out:
+            raise  # A directory or an address that cannot be used: the message says which.
+        # On a machine that is too busy Ray gives up with an error of no class of its own.
+        raise RunFailed(f"Ray did not start: {' '.join(str(error).split())}") from error
     return f"http://{url}" if url else None
 
 
