@@ -24,20 +24,29 @@ class Browser:
             ["chromedriver", f"--port={port}"], stdout=self._log, stderr=subprocess.STDOUT
         )
         self._url = f"http://127.0.0.1:{port}"
-        while not self._is_ready():
-            assert self._driver.poll() is None, log.read_text()
-            time.sleep(0.1)
-        options = {"args": [*_OPTIONS, f"--window-size={size[0]},{size[1]}"]}
-        session = self._post(
-            "/session", capabilities={"alwaysMatch": {"goog:chromeOptions": options}}
-        )
+        try:
+            while not self._is_ready():
+                assert self._driver.poll() is None, log.read_text()
+                time.sleep(0.1)
+            options = {"args": [*_OPTIONS, f"--window-size={size[0]},{size[1]}"]}
+            session = self._post(
+                "/session", capabilities={"alwaysMatch": {"goog:chromeOptions": options}}
+            )
+        except BaseException:
+            self._end_driver()
+            raise
         self._url += f"/session/{session['sessionId']}"
 
     def __enter__(self) -> "Browser":
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._request("", method="DELETE")
+        try:
+            self._request("", method="DELETE")
+        finally:
+            self._end_driver()
+
+    def _end_driver(self) -> None:
         self._driver.terminate()
         self._driver.wait()
         self._log.close()
