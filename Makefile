@@ -57,14 +57,17 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 # Programs of Debian that tests of the dashboard use; where they cannot be installed, these are skipped.
+# Where systemd runs, Debian's package would start a Prometheus of the machine's own: there it is left
+# to the user.
 SYSTEM_PACKAGES := chromium chromium-driver prometheus
+APT_GET := apt-get --yes --no-install-recommends -o Acquire::http::Timeout=20 -o Acquire::Retries=1
 $(VENV)/.system: | setup
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && \
+	@if [ "$$(id -u)" = 0 ] && [ ! -d /run/systemd/system ] && command -v apt-get > /dev/null && \
 		! (command -v chromium && command -v chromedriver && command -v prometheus) > /dev/null; then \
 		export DEBIAN_FRONTEND=noninteractive; \
-		install="apt-get install --yes --no-install-recommends $(SYSTEM_PACKAGES)"; \
-		$$install > $@.log 2>&1 || { apt-get update && $$install; } > $@.log 2>&1 || \
-		echo "$(SYSTEM_PACKAGES) cannot be installed: tests that need them are skipped."; \
+		install="$(APT_GET) install $(SYSTEM_PACKAGES)"; \
+		{ $$install || { $(APT_GET) update && $$install; }; } > $@.log 2>&1 < /dev/null || \
+		echo "$(SYSTEM_PACKAGES) cannot be installed ($@.log): tests that need them are skipped."; \
 	fi
 	@touch $@
 
