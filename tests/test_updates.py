@@ -1,6 +1,7 @@
 """Updates: what each does depends on its number, and several threads give the same result as one."""
 
 import threading
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -21,10 +22,11 @@ from rerpi_rllib.core import threads as threads_module
 from rerpi_rllib.core import updates as updates_module
 from rerpi_rllib.core.critics import Critic
 from rerpi_rllib.core.gradients import critic_gradients, policy_gradients
+from rerpi_rllib.core.optimizers import make_optimizer
 from rerpi_rllib.core.peers import ALONE
 from rerpi_rllib.core.plan import plan_update
 from rerpi_rllib.core.settings import LearningSettings
-from rerpi_rllib.core.updates import run_updates
+from rerpi_rllib.core.updates import policy_step, run_updates
 
 
 @pytest.fixture(autouse=True)
@@ -299,6 +301,19 @@ def test_multipliers_learn_late_in_every_period(period, expected):
         moved[schedule] = [plan.moves(settings.constraints()[0]) for plan in plans]
     assert sum(moved["late"]) == expected
     assert all(moved["late"][period - 1 :: period]) and all(moved["always"])
+
+
+def test_gradients_may_have_any_layout_in_memory():
+    gradient = torch.arange(12.0).view(4, 3).t() - 6.0
+    learned = []
+    for layout in (gradient, gradient.contiguous()):
+        parameter, unused = (torch.nn.Parameter(torch.zeros(3, 4)) for _ in range(2))
+        nets = SimpleNamespace(peers=ALONE)
+        optimizers = {"policy": make_optimizer([parameter, unused], 0.1)}
+        policy_step(nets, {}, None, optimizers, lambda *_: ([layout, None], {}))
+        assert unused.grad is None and parameter.sign().equal(-gradient.sign())
+        learned.append(parameter.detach())
+    assert torch.equal(*learned)
 
 
 @pytest.mark.parametrize("who", ["critic", "policy"])

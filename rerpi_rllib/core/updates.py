@@ -90,7 +90,8 @@ def _step(
     parameters = _parameters(optimizers)
     gradients, metrics = gradient_function(nets, batch, settings, parameters)
     for parameter, gradient in zip(parameters, nets.peers.average(gradients)):
-        parameter.grad = gradient
+        # Fused Adam takes numbers as they follow in memory, whatever a gradient's strides say.
+        parameter.grad = None if gradient is None else gradient.contiguous()
     for optimizer in optimizers:
         optimizer.step()
     return metrics
