@@ -113,6 +113,9 @@ class Replay(Checkpointable):
         """Replace the shards that were lost, and return how many."""
         return 0
 
+    def stop(self) -> None:
+        """End the processes of shards, which would live as long as somebody knows this object."""
+
     @property
     @abstractmethod
     def shared_files(self) -> dict[str, dict[str, Any]]:

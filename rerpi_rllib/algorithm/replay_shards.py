@@ -362,6 +362,10 @@ class ReplayShards(Replay):
             self._starting[number] = self._actors[number].know.remote(before)
         return len(lost)
 
+    def stop(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+
     # -- Checkpoints: each shard has the directory of a buffer. --
 
     def get_state(

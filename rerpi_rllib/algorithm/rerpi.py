@@ -81,6 +81,7 @@ _MAX_ROWS_PER_CALL = 2**18
 _SECONDS_PER_CALL = 1.0
 _SECONDS_BETWEEN_LOOKS = 0.05
 _MAX_FAILURES_IN_A_ROW = 3
+_MAX_LOST_BATCHES_IN_A_ROW = 10
 _SECONDS_TO_STOP = 10.0
 _SECONDS_TO_ANSWER = 30.0
 
@@ -159,6 +160,7 @@ class RERPI(SavedAlgorithm):
         )
         self._seconds_per_update = 0.0
         self._failures_in_a_row = self._undone_in_a_row = self._losses_in_a_row = 0
+        self._lost_batches_in_a_row = 0
         self._has_named_bad_episode = False
         self._waiting = Waiting()
         self._backup, self._revival = LearnerBackup(), Revival()
@@ -426,10 +428,9 @@ class RERPI(SavedAlgorithm):
             self._note_undone(reason, updates)
             return
         except NoBatch as reason:
-            logger.warning("Updates are put off, since their batch was lost: %s", reason)
-            self.replay.find_lost()
+            self._note_lost_batch(reason)
             return
-        self._undone_in_a_row = self._losses_in_a_row = 0
+        self._undone_in_a_row = self._losses_in_a_row = self._lost_batches_in_a_row = 0
         self._limiter.updates += updates
         self._seconds_per_update = (time.perf_counter() - started) / updates
         if self.config.uses_old_api_stack:
@@ -451,6 +452,17 @@ class RERPI(SavedAlgorithm):
                 "smaller bounds may help."
             )
         logger.warning("%d updates were undone: %s", updates, reason)
+
+    def _note_lost_batch(self, reason: NoBatch) -> None:
+        """Look for the shards that were lost with it; several batches in a row end the run."""
+        self._lost_batches_in_a_row += 1
+        if self._lost_batches_in_a_row > _MAX_LOST_BATCHES_IN_A_ROW:
+            raise RuntimeError(
+                f"The learners could not get their batch {self._lost_batches_in_a_row} times in a "
+                f"row, the last time because of: {reason}"
+            )
+        logger.warning("Updates are put off, since their batch was lost: %s", reason)
+        self.replay.find_lost()
 
     @property
     def _has_lost_learners(self) -> bool:
@@ -538,4 +550,5 @@ class RERPI(SavedAlgorithm):
             "stop", local_env_runner=False, timeout_seconds=_SECONDS_TO_STOP
         )
         self.env_runner_group.reset([])
+        self.replay.stop()
         super().cleanup()
