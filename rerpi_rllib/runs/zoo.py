@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def describe_zoo() -> list[str]:
 
 def find_policy(task: str) -> Path:
     """Return the directory of a policy: one of the zoo by its task, or any that was exported."""
-    name = task.removeprefix("dm_control/").removesuffix("-v0").replace("_", "-")
+    name = re.sub(r"[_/]", "-", task.removeprefix("dm_control/").removesuffix("-v0"))
     if name in zoo_tasks():
         return ZOO / name
     if (Path(task) / DESCRIPTION).is_file():
