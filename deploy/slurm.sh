@@ -17,6 +17,11 @@ set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
 source .venv/bin/activate
 
+# Nodes have other users, too, so Ray asks for a token, on all nodes: `ray start` on its own decides that
+# for the head alone, by whether there is one. It is in ~/.ray, the same directory on all nodes.
+export RAY_AUTH_MODE=token
+ray get-auth-token --generate > /dev/null
+
 name=slurm-$SLURM_JOB_ID
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes[0]}

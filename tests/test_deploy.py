@@ -182,7 +182,7 @@ def test_slurm_script_starts_ray_on_each_node_and_trains(tmp_path):
         "ray": "",
         # The nodes start meanwhile.
         "rllib": f'until [[ $(grep -c "ray start" {calls}) == 3 ]]; do sleep 0.05; done; '
-        "exit ${RLLIB_CODE:-0}",
+        "[[ $RAY_AUTH_MODE == token ]] && exit ${RLLIB_CODE:-0}",
     }
     for name, body in stubs.items():
         path = tmp_path / ".venv" / "bin" / name
@@ -208,6 +208,7 @@ def test_slurm_script_starts_ray_on_each_node_and_trains(tmp_path):
         "b",
         "c",
     ]
+    assert lines[0] == "ray get-auth-token --generate"
     assert "--head --port 10017" in starts[0] and "--address 10.0.0.1:10017" in starts[2]
     (train,) = [line for line in lines if line.startswith("rllib train")]
     assert "--address 10.0.0.1:10017" in train and "--name slurm-17" in train
