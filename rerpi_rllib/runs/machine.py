@@ -244,7 +244,9 @@ def _start_ray(config: RERPIConfig, dashboard: bool) -> str | None:
         if isinstance(error, (OSError, ValueError)) and not is_time_out:
             raise  # A directory or an address that cannot be used: the message says which.
         # On a machine that is too busy Ray gives up with an error of no class of its own.
-        raise RunFailed(f"Ray did not start: {' '.join(str(error).split())}") from error
+        raise RunFailed(
+            f"Ray could not be started or joined: {' '.join(str(error).split())}"
+        ) from error
     return f"http://{url}" if url else None
 
 
