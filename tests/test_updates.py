@@ -310,7 +310,7 @@ def test_gradients_may_have_any_layout_in_memory():
         parameter, unused = (torch.nn.Parameter(torch.zeros(3, 4)) for _ in range(2))
         nets = SimpleNamespace(peers=ALONE)
         optimizers = {"policy": make_optimizer([parameter, unused], 0.1)}
-        policy_step(nets, {}, None, optimizers, lambda *_: ([layout, None], {}))
+        policy_step(nets, {}, None, optimizers, lambda *_, first=layout: ([first, None], {}))
         assert unused.grad is None and parameter.sign().equal(-gradient.sign())
         learned.append(parameter.detach())
     assert torch.equal(*learned)
