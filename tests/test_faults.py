@@ -276,7 +276,7 @@ def test_an_environment_that_hangs_is_started_anew(ray_session, tmp_path, caplog
             return super().step(action)
 
     register_env("hanging", Hanging)
-    config = _config().environment("hanging").training(env_timeout_s=2.0)
+    config = _config().environment("hanging").training(env_timeout_s=5.0)
     config.env_runners(num_env_runners=1).reporting(min_time_s_per_iteration=1)
     config.fault_tolerance(delay_between_env_runner_restarts_s=0)
     algorithm = config.build_algo()
