@@ -88,6 +88,7 @@ class Filming(Callback):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,  # Ctrl-C ends the run, whose last film may be this one.
         )
         self._filming = film, step, process
 
@@ -100,6 +101,7 @@ class Filming(Callback):
             output, _ = process.communicate(timeout=_SECONDS_TO_FINISH)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.communicate()
             output = f"{film.name} took more than {_SECONDS_TO_FINISH:g} s"
         if process.returncode == 0 and film.exists():
             _add_to_tensorboard(film, step)
