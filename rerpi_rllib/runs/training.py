@@ -230,6 +230,8 @@ def _last_words(run: PlannedRun, last: _Part, start: Path | None) -> str:
     resume = f" `{resume_command(run.directory)}` goes on from {start}." if start else ""
     errors = last.directory / "error.txt"
     log = errors if errors.is_file() and errors.stat().st_size else last.directory
+    if not log.exists():  # Ray did not even start.
+        log = run.directory
     return f"The run failed: {last.failure}.{resume} Its log is {log}."
 
 
