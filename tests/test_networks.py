@@ -609,6 +609,12 @@ def test_both_products_agree_with_their_gradients(monkeypatch, bias, shape):
     torch.testing.assert_close(results[1], results[0])
 
 
+def test_double_precision_is_left_to_torch(monkeypatch):
+    monkeypatch.setattr(layers, "_uses_onednn", True)  # oneDNN has single precision only.
+    layer, inputs = layers.Linear(4, 3).double(), torch.randn(1000, 4, dtype=torch.float64)
+    torch.testing.assert_close(layer(inputs), inputs @ layer.weight.t() + layer.bias)
+
+
 @pytest.mark.parametrize("seconds,expected", [(1.0, False), (0.1, True)])
 def test_the_faster_way_is_chosen(monkeypatch, seconds, expected):
     """With a clock that goes on by what each way of computing the same costs."""

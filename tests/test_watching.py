@@ -64,9 +64,9 @@ def _wait(for_what, *processes):
     return value
 
 
-def _end(process):
+def _end(process, number=signal.SIGINT):
     if process.poll() is None:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         try:
             process.wait(timeout=SECONDS)
         finally:
@@ -136,7 +136,8 @@ def served(run, tmp_path):
             process=process,
         )
     finally:
-        _end(process)
+        # Where the tests themselves run in the background, it ignores SIGINT.
+        _end(process, signal.SIGTERM)
 
 
 @pytest.mark.skipif(

@@ -109,6 +109,7 @@ class Linear(nn.Linear):
             not _uses_onednn
             or torch.compiler.is_dynamo_compiling()
             or inputs.device.type != "cpu"
+            or inputs.dtype != torch.float32
             or inputs.numel() < _FEW_ROWS * self.in_features
         ):
             return functional.linear(inputs, self.weight, self.bias)
