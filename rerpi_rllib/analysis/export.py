@@ -18,6 +18,7 @@ from rerpi_rllib.analysis.statistics import bootstrap_interval
 from rerpi_rllib.core.policies import describe_policy
 from rerpi_rllib.envs.playing import play
 from rerpi_rllib.runs.checkpoints import Report, load_networks, newest_checkpoint, run_of_checkpoint
+from rerpi_rllib.runs.errors import RunFailed
 from rerpi_rllib.runs.evaluation import MAX_EPISODES
 from rerpi_rllib.runs.inspection import changed_settings
 from rerpi_rllib.shipping.onnx_file import check_onnx_installed, write_onnx
@@ -104,7 +105,10 @@ def export(
         if not (video and name == VIDEO):
             (directory / name).unlink(missing_ok=True)
     if onnx:
-        description["onnx_difference"] = write_onnx(loaded, directory / ONNX)
+        try:
+            description["onnx_difference"] = write_onnx(loaded, directory / ONNX)
+        except RuntimeError as error:  # It computes something else than torch.
+            raise RunFailed(str(error)) from error
     if run is not None:
         _curve(run, description).savefig(directory / CURVE, dpi=80)
     (directory / CARD).write_text(_card(description, directory), encoding="utf-8")

@@ -161,6 +161,8 @@ def _memory(
         else 4.0 * states * config.num_action_samples * (action + widest),
         f"num_env_runners={config.num_env_runners}": _BYTES_PER_PROCESS * config.num_env_runners,
         f"num_learners={config.num_learners}": _BYTES_PER_PROCESS * config.num_learners,
+        f"num_replay_shards={config.num_replay_shards}": _BYTES_PER_PROCESS
+        * config.num_replay_shards,
         f"evaluation_num_env_runners={config.evaluation_num_env_runners}": _BYTES_PER_PROCESS
         * config.evaluation_num_env_runners,
     }
